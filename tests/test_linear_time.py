@@ -38,7 +38,7 @@ from aether_context.evidence.passages import Searcher
 from aether_context.evidence.show import show
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
-from aether_context.policy import AcceptanceSettings, OffloadSettings, RetrievalSettings
+from aether_context.policy import OffloadSettings, RetrievalSettings
 from aether_context.redaction import RULES, Masker, masker
 from aether_context.retrieval import HybridIndex, ranked, ranking, terms
 from aether_context.retrieval.call_indexes import passages
@@ -164,7 +164,7 @@ def criticized(text: str) -> object:
     pack = build_pack(pack_input([said("Go on.")], step=step), PackPolicy())
     answer = LlmResponse(content=words_of("It is done."))
     critic = Scripted(model="critic", script=[text], sent=[])
-    review = asyncio.run(Reviewer(critic=critic).review(pack, answer, AcceptanceSettings(critic="critic")))
+    review = asyncio.run(Reviewer(critic=critic).review(pack, answer, "critic"))
     assert review is not None
     assert review.problems
     return review

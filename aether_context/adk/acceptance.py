@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection, Ite
 from dataclasses import dataclass, field
 from functools import partial
 from types import NoneType
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.invocation_context import InvocationContext
@@ -22,8 +22,7 @@ from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.pack import METADATA, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
-from aether_context.policy import AcceptanceSettings
+from aether_context.pack import METADATA, NOTHING, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
 from aether_context.state.acceptance import AcceptanceVerdict, Judgement, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
@@ -104,7 +103,7 @@ class Reviewer:
         self,
         pack: Pack,
         response: LlmResponse,
-        settings: AcceptanceSettings,
+        critic: str,
         evidence: Sequence[Candidate] = (),
         events: Sequence[Event] = (),
     ) -> AcceptanceVerdict | None:
@@ -112,6 +111,7 @@ class Reviewer:
         Critic that fails: that is noted, and their items count as not looked at.
 
         Args:
+            critic: the name of the model that is asked, too; empty for none.
             evidence: what the session's state holds by now; a URI of a record counts as shown.
             events: the session's; an address that only models named there counts as invented.
         """
@@ -124,7 +124,7 @@ class Reviewer:
             return None
         heard = _Heard()
         try:
-            await within(self.seconds, self._judge(step, answer, settings.critic, heard))
+            await within(self.seconds, self._judge(step, answer, critic, heard))
         except TimeoutError:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
@@ -203,11 +203,9 @@ class AcceptanceGate(BaseAgent):
     async def _run_async_impl(self, ctx: InvocationContext) -> AsyncGenerator[Event, None]:
         here = [event for event in ctx.session.events if event.invocation_id == ctx.invocation_id]
         repairs = sum(noted(event).get(REPAIR) == self.name for event in here)
-        missing: Sequence[object] = ()
-        for event in here:
-            verdict = noted(event).get(ACCEPTANCE)
-            if isinstance(verdict, Mapping):
-                missing = verdict.get("missing") or ()
+        verdicts = (noted(event).get(ACCEPTANCE) for event in reversed(here))
+        latest: Mapping[str, Any] = next((verdict for verdict in verdicts if isinstance(verdict, Mapping)), NOTHING)
+        missing = latest.get("missing") or ()
         answer = Event(invocation_id=ctx.invocation_id, author=self.name, branch=ctx.branch)
         if not missing or repairs >= self.most_repairs:
             answer.actions = EventActions(escalate=True)

@@ -70,8 +70,7 @@ class Observer(RequestPacker):
 def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[str, Any]) -> RequestPacker:
     if name == OBSERVE:
         return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}))
-    parts = PackerParts(policy, **options)
-    return RequestPacker(parts, name)
+    return RequestPacker(PackerParts(policy, **options), name)
 
 
 class Arms:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -23,6 +23,7 @@ from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure
 from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, session_key, time_of, words_of
+from aether_context.adk.failures import Failures
 from aether_context.adk.request.instructions import instructing_tools
 from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
 from aether_context.adk.results import (
@@ -36,6 +37,7 @@ from aether_context.adk.results import (
     unread_results,
     with_parts,
 )
+from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.adk.windows import Window
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
@@ -51,7 +53,6 @@ from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_u
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
-from aether_context.store import PackStore
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for
@@ -93,24 +94,16 @@ class Offloader:
         PolicyError: a rule of the policy names an extractor that is not registered.
     """
 
-    def __init__(
-        self,
-        policy: PackPolicy,
-        store: PackStore,
-        records: SessionRecords,
-        report: Callable[..., None],
-        caught: Callable[[BaseException, str], None],
-    ) -> None:
+    def __init__(self, policy: PackPolicy, recorder: Recorder, records: SessionRecords, failures: Failures) -> None:
         for rule in policy.offload.tools.values():
             extractor_of(rule)
         self._mask = policy.mask
         # A store that is to keep no texts gets none.
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"
         self._off_note = _OFF_NOTE.format(policy.record) if policy.offload.mode == "auto" and not self._is_on else ""
-        self._store = store
+        self._recorder = recorder
         self._records = records
-        self._report = report
-        self._caught = caught
+        self._failures = failures
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
         rules = policy.offload.tools
@@ -148,7 +141,7 @@ class Offloader:
             try:
                 results.append(await self._describe(call.context, result, settings, window, needs_proof))
             except Exception as error:
-                self._caught(error, f"a result of {result.tool} was not offloaded: ")
+                self._failures.caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
         written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
         # A result of which a piece could not be stored has no records, and stays as it is.
@@ -248,26 +241,20 @@ class Offloader:
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> str:
         """Writes what a result is made of; says what went wrong where the store does not take it in time."""
-        writing = (asyncio.to_thread(self._store.write_evidence, *scope, record, data) for record, data in evidence)
+        write = self._recorder.store.write_evidence
+        writing = (asyncio.to_thread(write, *scope, record, data) for record, data in evidence)
         try:
             await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
         except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
             error, about = failure(raised), f"a result of {evidence[0][0].source} was not offloaded: "
             if not isinstance(error, (StoreError, TimeoutError)):
-                self._caught(error, about)
+                self._failures.caught(error, about)
             reason = f"{about}{type(error).__name__}"
-            self._report(reason, error)
+            self._failures.warn_once(reason, error)
             return reason
         return ""
 
-    def keep_media(
-        self,
-        call: ModelCall,
-        pack: Pack,
-        unseen: Unseen,
-        contents: Sequence[types.Content],
-        later: Callable[[Callable[[], None]], None],
-    ) -> None:
+    def keep_media(self, call: ModelCall, pack: Pack, unseen: Unseen, contents: Sequence[types.Content]) -> None:
         """Keeps media that are not sent any more under the address that the note or mark in their place names; not
         texts of which something is masked, since the address is the hash of the whole.
 
@@ -303,7 +290,8 @@ class Offloader:
                     {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
                 )
                 records.append(record)
-                later(partial(self._store.write_evidence, *session_key(context), record, medium.data))
+                write = partial(self._recorder.store.write_evidence, *session_key(context), record, medium.data)
+                self._recorder.later(write)
         put_records(context, records, session_records)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
@@ -324,7 +312,7 @@ class Offloader:
                 declare(request, readers)
             if not self._off_note or not request.tools_dict:
                 return (), 0
-            self._report(self._off_note)
+            self._failures.warn_once(self._off_note)
             return (self._off_note,), 0
         threshold = self._limits(window).threshold_tokens
         has_recorded = any(not record.window for record in records)

@@ -92,7 +92,7 @@ class Learning:
                 verdict = await self._parts.reviewer.review(
                     pack,
                     response,
-                    last.policy.acceptance,
+                    last.policy.acceptance.critic,
                     last.planned.candidates,
                     context.session.events,
                 )

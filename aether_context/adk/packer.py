@@ -328,7 +328,7 @@ class RequestPacker:
                 contents = list(map(rewritten, contents, values, source.request.contents))
             write(pack, call.request, contents, call.policy.redact)
             if call.policy.record == "full":
-                self._parts.offloader.keep_media(call, pack, epoch.unseen, contents, self._parts.recorder.later)
+                self._parts.offloader.keep_media(call, pack, epoch.unseen, contents)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, epoch, pack.epoch, prepared.original_of)
             mark_prefix(call, call.models)

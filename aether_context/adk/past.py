@@ -22,7 +22,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import agent_key_of
-from aether_context.adk.request.gather import REWOUND
+from aether_context.adk.request.gather import REWOUND, session_note
 from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events
@@ -97,10 +97,7 @@ def _loads_all(context: ToolContext) -> bool:
 
 def _last_rewind(context: ToolContext) -> str:
     """The id of the session's last rewind or compaction, as its state notes it; empty for none."""
-    note = context.session.state.get(REWOUND)
-    if not isinstance(note, Mapping) or note.get("session") != context.session.id:
-        return ""
-    return str(note.get("event") or "")
+    return str(session_note(context.session.state, REWOUND, context.session.id).get("event") or "")
 
 
 def _loaded(context: ToolContext, events: Sequence[Event]) -> Iterator[_Turn]:

@@ -173,15 +173,14 @@ def preview_strategies(
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = base_policy.changed(conversation={"strategy": strategy})
         pack, _ = preview(session, policy=trial, message=message, **agent)
-        strategy_acts = pack.acts
         previews.append(
             StrategyPreview(
                 strategy=strategy,
                 pack=pack,
-                removed=sum(act.removed for act in strategy_acts),
-                replaced=sum(act.replaced for act in strategy_acts),
-                freed_tokens=sum(act.freed_tokens for act in strategy_acts),
-                lost_tokens=max((act.lost_tokens for act in strategy_acts), default=0),
+                removed=sum(act.removed for act in pack.acts),
+                replaced=sum(act.replaced for act in pack.acts),
+                freed_tokens=sum(act.freed_tokens for act in pack.acts),
+                lost_tokens=max((act.lost_tokens for act in pack.acts), default=0),
             )
         )
     return tuple(previews)
@@ -226,12 +225,12 @@ def read_session(path: str | os.PathLike[str], case: str | None = None) -> Sessi
         cases = [one for one in EvalSet.model_validate_json(data).eval_cases if one.conversation]
     except OSError as error:
         raise SessionError(f"{name} cannot be read: {error.strerror or error}") from error
-    except ValidationError as error:
-        first = error.errors()[0]
-        why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
-        raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {why}") from error
     except (ValueError, RecursionError) as error:
-        raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {error}") from error
+        why = str(error)
+        if isinstance(error, ValidationError):
+            first = error.errors()[0]
+            why = ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        raise SessionError(f"{name} is neither an exported ADK session nor an evalset: {why}") from error
     if not cases:
         raise SessionError(f"{name} has no case with a conversation")
     matching = next((one for one in cases if case in (None, one.eval_id)), None)
@@ -255,7 +254,10 @@ def _session_of(case: EvalCase) -> Session:
         elif isinstance(data, IntermediateData):
             responses = list(data.tool_responses)
             for place, call in enumerate(data.tool_uses):
-                response = _response_to(call, responses)
+                # Somebody who wrote the case may have left an id out.
+                by_id = (one for one in responses if one.id and one.id == call.id)
+                by_name = (one for one in responses if one.name == call.name and not (one.id and call.id))
+                response = next(by_id, None) or next(by_name, None)
                 ids = {"id": call.id or f"{number}-{place}"}
                 contents.append(("agent", types.ModelContent(types.Part(function_call=call.model_copy(update=ids)))))
                 if response is not None:
@@ -272,15 +274,6 @@ def _session_of(case: EvalCase) -> Session:
         ]
     state = dict(session_input.state) if session_input is not None else {}
     return Session(id=case.eval_id, app_name=app, user_id=user, events=events, state=state)
-
-
-def _response_to(
-    call: types.FunctionCall, responses: Sequence[types.FunctionResponse]
-) -> types.FunctionResponse | None:
-    """The response with a call's id, else the first of its name where one of both has no id, as somebody wrote it."""
-    by_id = (one for one in responses if one.id and one.id == call.id)
-    by_name = (one for one in responses if one.name == call.name and not (one.id and call.id))
-    return next(by_id, None) or next(by_name, None)
 
 
 class _Unwritten(Recorder):

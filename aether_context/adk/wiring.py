@@ -89,7 +89,7 @@ class PackerParts:
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
-        self.summarizer = ModelSummarizer(store, self.recorder.later, _object_of(summarizer))
+        self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
         for of_agent in policies:
             self.summarizer.check(of_agent.compress.summarizer)
@@ -101,7 +101,7 @@ class PackerParts:
         self.recall = Recall(self.waits, self.gatherer.reader)
         for of_agent in policies:
             self.recall.check(of_agent.retrieval.embedder)
-        self.offloader = Offloader(policy, store, records, failures.warn_once, failures.caught)
+        self.offloader = Offloader(policy, self.recorder, records, failures)
         room = partial(room_to_read, self.states)
         self.readers = Readers(store, records, room, policy.redact, partial(_sees_own, policy)).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from statistics import NormalDist
 
 import numpy as np
+from numpy.typing import NDArray
 
 from aether_context.canonical import JSON
 
@@ -56,29 +57,21 @@ def paired_difference(values: Sequence[float], seed: int) -> Interval:
     means = np.concatenate(
         [samples[generator.integers(0, len(samples), (500, len(samples)))].mean(axis=1) for _ in range(_ROUNDS // 500)]
     )
-    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
-    return Interval(
-        mean=float(samples.mean()),
-        low=float(low),
-        high=float(high),
-        sessions=len(samples),
-        deviation=float(samples.std(ddof=1)) if len(samples) > 1 else 0.0,
-        means=tuple(means.tolist()),
-    )
+    deviation = float(samples.std(ddof=1)) if len(samples) > 1 else 0.0
+    return _interval(float(samples.mean()), len(samples), deviation, means)
 
 
 def between(arm: Interval, other: Interval) -> Interval:
     """The difference of two means over different sessions, with its interval; the deviation is that of one of each."""
     means = np.asarray(arm.means) - np.asarray(other.means)
-    low, high = np.quantile(means, (_TAIL, 1 - _TAIL))
-    return Interval(
-        mean=arm.mean - other.mean,
-        low=float(low),
-        high=float(high),
-        sessions=arm.sessions + other.sessions,
-        deviation=math.hypot(arm.deviation, other.deviation),
-        means=tuple(means.tolist()),
-    )
+    deviation = math.hypot(arm.deviation, other.deviation)
+    return _interval(arm.mean - other.mean, arm.sessions + other.sessions, deviation, means)
+
+
+def _interval(mean: float, sessions: int, deviation: float, means: NDArray[np.float64]) -> Interval:
+    low, high = np.quantile(means, (_TAIL, 1 - _TAIL)).tolist()
+    samples = tuple(means.tolist())
+    return Interval(mean=mean, low=low, high=high, sessions=sessions, deviation=deviation, means=samples)
 
 
 def effective(weights: Sequence[float]) -> float:

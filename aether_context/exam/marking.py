@@ -122,8 +122,7 @@ class Examiner:
         """Marks the request of a call; returns the questions that were asked."""
         call, is_last = self._session.calls[number], number == len(self._session.calls) - 1
         key, first = self._keys[id(call.history)]
-        positions = pack.source.request.positions
-        whole = {positions[index] for index in pack.whole}
+        whole = {pack.source.request.positions[index] for index in pack.whole}
         texts = request_texts(pack)
         answered, noted = (set[int]().union(*map(one.answers, texts)) for one in (key, self._note_key))
         can_read = bool({READ, SEARCH} & {tool.name for tool in pack.tools.sent})
@@ -229,10 +228,9 @@ def mark_session(folder: SessionFolder, reader: AnswerReader | None = None) -> S
             if reader is not None:
                 text = "\n".join(request_texts(pack))
                 for question in sorted(asked, key=lambda question: hash_text(question.text))[:_MOST_READ]:
-                    if question.is_right(reader(text, question.text)):
-                        marks.right += 1
-                    else:
-                        marks.wrong += 1
+                    is_right = question.is_right(reader(text, question.text))
+                    marks.right += is_right
+                    marks.wrong += not is_right
     except AetherContextError as error:
         return f"{type(error).__name__}: {error}"
     return marks

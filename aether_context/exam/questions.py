@@ -232,20 +232,15 @@ def _values(place: int, lines: Iterable[str]) -> Iterator[_Keyed]:
                 break
 
 
-def _is_figure(token: str) -> bool:
-    return bool(_FIGURE.fullmatch(token))
-
-
-def _is_name(token: str) -> bool:
-    return bool(_IDENTIFIER.fullmatch(token))
+_is_figure, _is_name = _FIGURE.fullmatch, _IDENTIFIER.fullmatch
 
 
 def _is_numbered(token: str) -> bool:
-    return _is_name(token) and any(map(str.isdigit, token))
+    return _is_name(token) is not None and any(map(str.isdigit, token))
 
 
 def _is_value(token: str) -> bool:
-    return _is_figure(token) or _is_numbered(token)
+    return _is_figure(token) is not None or _is_numbered(token)
 
 
 def _is_word(token: str) -> bool:

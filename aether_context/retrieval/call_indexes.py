@@ -71,12 +71,7 @@ def described(tool: Tool) -> str:
 
 
 def ranked(
-    candidates: Sequence[Candidate],
-    query: str,
-    *,
-    asked: float,
-    embedder: Embedder | None,
-    redact: tuple[str, ...] = (),
+    candidates: Sequence[Candidate], query: str, *, asked: float, embedder: Embedder | None, redact: Sequence[str] = ()
 ) -> tuple[Candidate, ...]:
     """The candidates with scores, each layer's against each other; those that have a similarity keep it.
 

@@ -266,7 +266,7 @@ class Pool:
             without_thread: the number of a thread whose texts are no hits.
         """
         if terms.asks_when(query):
-            base = base * np.where(self._dated(), _DATED, 1.0)
+            base = base * np.where(_with_any(self._terms, self._lengths, terms.DATED), _DATED, 1.0)
         total = self._beside_neighbours(base)
         scores = {**scores, "neighbours": total - base}
         if not np.isnan(self._times).all():
@@ -278,7 +278,7 @@ class Pool:
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
         scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * np.where(
-            self._marks[:, 1] == np.frombuffer(terms.hash_of(terms.QUESTION), dtype=_TERM), _ASKING, 1.0
+            self._marks[:, 1] == terms.hashes_of([terms.QUESTION]), _ASKING, 1.0
         )
         total = np.round(total * scores["weight"], 9)
         if without_thread is not None:
@@ -293,10 +293,6 @@ class Pool:
             Hit(entry=listed[rank], score=ranks[rank], scores=dict(zip(scores, row, strict=True)))
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
-
-    def _dated(self) -> NDArray[np.bool_]:
-        """Tells whether texts have a word or a number that tells a time."""
-        return _with_any(self._terms, self._lengths, terms.DATED)
 
     def corrections(self, places: Places) -> list[list[tuple[int, float]]]:
         """Finds for each place later statements of its speaker that tell of a change and are near to it in meaning.
@@ -371,7 +367,7 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     """
     scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))
-    keys = np.frombuffer(b"".join(map(terms.hash_of, sorted(query))), dtype=_TERM)
+    keys = terms.hashes_of(sorted(query))
     if not words or not len(keys):
         return scores, 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths

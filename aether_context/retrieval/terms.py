@@ -7,7 +7,7 @@ import hashlib
 import math
 import re
 import threading
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -118,6 +118,11 @@ _hashes = _Hashes()
 def hash_of(term: str) -> bytes:
     """The hash of a term in an index: 32 bits, the lowest first."""
     return hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()[:4]
+
+
+def hashes_of(words: Iterable[str]) -> NDArray[np.uint32]:
+    """The hashes of several terms, in their order."""
+    return np.frombuffer(b"".join(map(hash_of, words)), dtype="<u4")
 
 
 # Speakers. No term begins with the character of a mark, so that none has a mark's hash but by chance.
@@ -272,31 +277,19 @@ _WHEN = re.compile(
     r"|\b(?:what|which) (?:date|day|month|time|year)\b|\bhow (?:long|often)\b",
     re.I,
 )
-DATED = np.frombuffer(
-    b"".join(
-        map(
-            hash_of,
-            query_terms(
-                " ".join((*_MONTHS, *_SEASONS, *map(str, range(1950, 2051))))
-                + """ monday tuesday wednesday thursday friday saturday sunday yesterday today tomorrow tonight morning
-                day week weekend month year last next ago since"""
-            ),
-        )
-    ),
-    dtype="<u4",
+DATED = hashes_of(
+    query_terms(
+        " ".join((*_MONTHS, *_SEASONS, *map(str, range(1950, 2051))))
+        + """ monday tuesday wednesday thursday friday saturday sunday yesterday today tomorrow tonight morning
+        day week weekend month year last next ago since"""
+    )
 )
 """Hashes of terms that texts tell a time by."""
-CHANGE_TERMS = np.frombuffer(
-    b"".join(
-        map(
-            hash_of,
-            query_terms(
-                """now nowadays anymore longer since moved changed switched stopped quit instead became jetzt inzwischen
-                mittlerweile seit mehr maintenant désormais depuis plus ahora desde ya ora adesso agora"""
-            ),
-        )
-    ),
-    dtype="<u4",
+CHANGE_TERMS = hashes_of(
+    query_terms(
+        """now nowadays anymore longer since moved changed switched stopped quit instead became jetzt inzwischen
+        mittlerweile seit mehr maintenant désormais depuis plus ahora desde ya ora adesso agora"""
+    )
 )
 """Hashes of terms that texts tell by what is not any more as it was."""
 _TELLS_CHANGE = re.compile(
@@ -323,7 +316,7 @@ def corrects(later: str, older: str) -> bool:
     return bool(_DENIES.search(later)) or not set(query_terms(older)) <= set(terms(later))
 
 
-SELF = np.frombuffer(b"".join(map(hash_of, ("i", "ich", "je", "yo", "io", "eu"))), dtype="<u4")
+SELF = hashes_of(("i", "ich", "je", "yo", "io", "eu"))
 """Hashes of terms by which speakers tell of themselves."""
 _RECENT = re.compile(
     r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I

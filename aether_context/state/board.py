@@ -163,8 +163,7 @@ class TaskBoard:
         Raises:
             BoardError: the worker has not claimed it.
         """
-        step = self._claimed(name, by)
-        return self._with_step(step.model_copy(update={"status": "ready", "claimed_by": ""}))
+        return self._with_step(self._claimed(name, by).model_copy(update={"status": "ready", "claimed_by": ""}))
 
     def complete(self, name: str, by: str, notes: Sequence[str] = ()) -> TaskBoard:
         """The board with a step done, and working notes added to it.

@@ -62,7 +62,7 @@ class Verifier:
     def __init__(self, store: PackStore, *, replays: bool = False) -> None:
         self.unrecorded = 0
         self._replays = replays
-        self._store = store
+        self.store = store
         self._folder = ""
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
@@ -77,12 +77,12 @@ class Verifier:
 
         def read_parts(pack_path: str) -> Parts | AetherContextError:
             try:
-                return self._store.parts(pack_path)
+                return self.store.parts(pack_path)
             except AetherContextError as error:
                 return error
 
         faults = {}
-        for pack_path, parts in zip(places, self._store.files.ahead(read_parts, places), strict=True):
+        for pack_path, parts in zip(places, self.store.files.ahead(read_parts, places), strict=True):
             self._parts[pack_path] = parts
             faults[pack_path] = self.fault(pack_path)
         return faults
@@ -97,7 +97,7 @@ class Verifier:
         """
         folder = pack_path.rsplit("/", 1)[0]
         if folder != self._folder:
-            self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self._store), {}, set()
+            self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self.store), {}, set()
         over = ""
         try:
             manifest = self.manifest(pack_path)
@@ -145,11 +145,11 @@ class Verifier:
         return checked
 
     def _check(self, pack_path: str) -> Manifest:
-        parts = self._parts.pop(pack_path, None) or self._store.parts(pack_path)
+        parts = self._parts.pop(pack_path, None) or self.store.parts(pack_path)
         if isinstance(parts, AetherContextError):
             raise parts
         manifest = parts.manifest
-        if self._store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
+        if self.store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
             raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
@@ -209,9 +209,8 @@ def verify(
             if entry.kind not in ("pack", "replay", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
         faults |= other_files.contradictions(manifests, verifier.outcomes)
-        faults[f"{root}/{folder}"] = (
-            manifests and _gaps(store, manifests, damaged, verifier.outcomes, event_packs)
-        ) or (other_files.missing(folder, manifests))
+        gaps = _gaps(verifier, manifests, damaged, event_packs) if manifests else ""
+        faults[f"{root}/{folder}"] = gaps or other_files.missing(folder, manifests)
         findings.faults |= {store.files.below_base(path): fault for path, fault in faults.items() if fault}
     if session is not None and (number := max(event_packs, default=(0, ""))[0]):
         of_session = store.files.below_base(store.files.place(session.app_name, session.user_id, session.id))
@@ -222,24 +221,19 @@ def verify(
 
 
 def _gaps(
-    store: PackStore,
-    manifests: Sequence[Manifest],
-    damaged: int,
-    outcomes: Mapping[str, str],
-    event_packs: Sequence[tuple[int, str]],
+    verifier: Verifier, manifests: Sequence[Manifest], damaged: int, event_packs: Sequence[tuple[int, str]]
 ) -> str:
     """Finds packs of a session that are not there, or are others than those that were followed; empty where none.
 
     Args:
         damaged: number of packs that are there and cannot be read, which may be some of those that are missed.
-        outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
         event_packs: numbers and ids of packs by the events of the session; empty where these are unknown.
     """
     numbered: dict[int, list[Manifest]] = defaultdict(list)
     for manifest in manifests:
         numbered[manifest.number].append(manifest)
     try:
-        forgotten = store.forgotten(*manifests[0].session_key).packs
+        forgotten = verifier.store.forgotten(*manifests[0].session_key).packs
     except (AetherContextError, TypeError, ValueError) as error:
         return f"what was forgotten for its age cannot be read: {error}"
     first = max(manifest.first_number for manifest in manifests)
@@ -254,7 +248,7 @@ def _gaps(
         predecessors = numbered.get(manifest.number - 1, [])
         if manifest.before and predecessors and manifest.before not in {earlier.digest for earlier in predecessors}:
             return f"the pack before {manifest.pack_id} is not the one that it followed"
-        hashes = {outcomes[earlier.pack_id] for earlier in predecessors}
+        hashes = {verifier.outcomes[earlier.pack_id] for earlier in predecessors}
         if manifest.outcome_before and predecessors and manifest.outcome_before not in hashes:
             fault = "not the one that was written" if any(hashes) else "missing"
             return f"the outcome of {predecessors[0].pack_id} is {fault}"

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import NamedTuple, Protocol, TypeAlias
 
 from aether_context.errors import PolicyError, TokenCountingError, near_names
-from aether_context.pack import Accuracy
+from aether_context.pack import NOTHING, Accuracy
 from aether_context.policy import TokenSettings
 from aether_context.tokens.counters import (
     TokenCounter,
@@ -99,15 +99,11 @@ class Counters:
     """
 
     def __init__(
-        self,
-        settings: TokenSettings,
-        *,
-        clock: Callable[[], float],
-        tokenizers: Mapping[str, MakeTokenizer] | None = None,
+        self, settings: TokenSettings, *, clock: Callable[[], float], tokenizers: Mapping[str, MakeTokenizer] = NOTHING
     ) -> None:
         self._settings = settings
         self._clock = clock
-        self._tokenizers = {"file": self._tokenizer_of_file, "tiktoken": tiktoken_tokenizer, **(tokenizers or {})}
+        self._tokenizers = {"file": self._tokenizer_of_file, "tiktoken": tiktoken_tokenizer, **tokenizers}
         names = ("auto", "estimate", *self._tokenizers, *_REGISTERED)
         if settings.counter not in names:
             hint = near_names(settings.counter, names)

@@ -49,7 +49,7 @@ class SharedLRU(Generic[_Key, _Value]):
     def __init__(self, size: int) -> None:
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
         self._size = size
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
     def get(self, key: _Key) -> _Value | None:
         with self._lock:
@@ -71,12 +71,10 @@ class SharedLRU(Generic[_Key, _Value]):
     def get_or_put(self, key: _Key, make: Callable[[_Key], _Value]) -> _Value:
         """The value of a key, which is made where there is none."""
         with self._lock:
-            value = self._entries.get(key)
+            value = self.get(key)
             if value is None:
-                value = self._entries[key] = make(key)
-                if len(self._entries) > self._size:
-                    self._entries.popitem(last=False)
-            self._entries.move_to_end(key)
+                value = make(key)
+                self.put(key, value)
             return value
 
     def values(self) -> list[_Value]:

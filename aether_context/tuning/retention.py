@@ -42,8 +42,7 @@ class Used:
 
     def kept(self, pack: Pack) -> int:
         """The number of these texts that were in a pack for the call."""
-        positions = pack.source.request.positions
-        whole_places = {positions[index] for index in pack.whole}
+        whole_places = {pack.source.request.positions[index] for index in pack.whole}
         uncertain = [text for text, places in self.places.items() if whole_places.isdisjoint(places)]
         if not uncertain:
             return len(self.places)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import TypeAlias
 
 from aether_context.errors import AetherContextError
 from aether_context.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
@@ -24,6 +25,9 @@ from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 from aether_context.tuning.retention import Used, used
 from aether_context.usage.prices import working_window
+
+_PlayedCall: TypeAlias = tuple[RecordedCall, Pack]
+"""A recorded call, and the pack that was built for it instead."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,23 +97,20 @@ class _Session:
     def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
         """Adds the session's calls of a profile to a result."""
         own_policy = policy.for_agent(self._recorded.agent, profile)
-        previous_pack: Pack | None = None
-        previous_call: RecordedCall | None = None
+        previous: _PlayedCall | None = None
         for call, need in zip(self._recorded.calls, self._needs, strict=True):
             counts = call.manifest.profile == profile
-            pack = self._pack(call, own_policy if counts else call.policy, previous_call, previous_pack)
+            pack = self._pack(call, own_policy if counts else call.policy, previous)
             played = played.adding(call, pack, need) if counts else played
-            previous_pack, previous_call = pack, call
+            previous = call, pack
         return played
 
-    def _pack(
-        self, call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
-    ) -> Pack:
+    def _pack(self, call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> Pack:
         counter, counts = counter_for(call.source.request.model), self._recorded.counts
         build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
-        source = _source(call, policy, previous_call, previous_pack)
+        source = _source(call, policy, previous)
         if source.request.first_call and source.epoch.cut_count:
-            source = self._recalling(call, source, policy, frozenset(source.request.positions))
+            source = self._recalling(call, source, policy, frozenset(source.request.positions), None)
         pack = build(source)
         if (turn_search := turns_to_find(pack)) is not None:
             recalling = self._recalling(call, source, policy, *turn_search)
@@ -117,12 +118,7 @@ class _Session:
         return pack
 
     def _recalling(
-        self,
-        call: RecordedCall,
-        source: PackInput,
-        policy: PackPolicy,
-        skip: frozenset[int],
-        max_tokens: int | None = None,
+        self, call: RecordedCall, source: PackInput, policy: PackPolicy, skip: frozenset[int], max_tokens: int | None
     ) -> PackInput:
         """The input with the most relevant turns that were cut; unchanged where none were cut.
 
@@ -157,32 +153,26 @@ class _Session:
         return source._replace(candidates=(*source.candidates, *candidates), search=search)
 
 
-def _source(
-    call: RecordedCall, policy: PackPolicy, previous_call: RecordedCall | None, previous_pack: Pack | None
-) -> PackInput:
+def _source(call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> PackInput:
     """The input of a call's pack, after the packs before it."""
     source = call.source
     model, window, calibration = source.request.model, source.window, source.usage.calibration
     if policy.max_input_tokens != call.policy.max_input_tokens:
         window = policy.window_of(model) or (model_window if policy.takes_all(model) else working_window)(model)
-    if calibration is not None and previous_call is not None and previous_pack is not None:
-        # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated one.
-        scale = previous_pack.tokens.counted / max(1, previous_call.manifest.counted_tokens)
-        calibration = replace(
-            calibration,
-            offset=round(calibration.offset * scale, 2),
-            report_minus_count=None
-            if calibration.report_minus_count is None
-            else round(calibration.report_minus_count * scale),
-            spare_tokens=round(calibration.spare_tokens * scale),
-        )
-    source = source._replace(
-        window=window,
-        usage=source.usage._replace(calibration=calibration),
-        previous=Previous(
-            previous_pack.sent if previous_pack is not None else None,
-            previous_call.manifest.pack_id if previous_call is not None else "",
-        ),
-    )
-    epoch = previous_pack.epoch if previous_pack is not None else Epoch(number=0)
+    request_before, epoch = Previous(), Epoch(number=0)
+    if previous is not None:
+        recorded_call, pack = previous
+        request_before, epoch = Previous(pack.sent, recorded_call.manifest.pack_id), pack.epoch
+        if calibration is not None:
+            # What was reported was for the recorded request: in the proportion of the sizes it is for the simulated.
+            scale = pack.tokens.counted / max(1, recorded_call.manifest.counted_tokens)
+            reported = calibration.report_minus_count
+            calibration = replace(
+                calibration,
+                offset=round(calibration.offset * scale, 2),
+                report_minus_count=None if reported is None else round(reported * scale),
+                spare_tokens=round(calibration.spare_tokens * scale),
+            )
+    usage = source.usage._replace(calibration=calibration)
+    source = source._replace(window=window, usage=usage, previous=request_before)
     return next_input(source, call.length, call.history.__getitem__, epoch, request_index=call.request_index)

@@ -14,12 +14,12 @@ from google.adk.models.registry import LLMRegistry
 from google.genai import types
 
 from aether_context.adk.bounds import failure, in_thread, within
+from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import storable
 from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import PolicyError
 from aether_context.pack import Identity, Pack, PackInput, SummaryRequest
 from aether_context.policy import PackPolicy
-from aether_context.store import PackStore
 from aether_context.tokens.counters import SharedLRU
 
 
@@ -144,18 +144,15 @@ class ModelSummarizer:
     one pack together.
 
     Args:
-        store: holds what was written before.
-        later: queues a write to the store, off this path; called where the policy records texts.
+        recorder: its store holds what was written before; it queues a write, off this path, where the policy records
+            texts.
         model: writes the summaries; None takes the one that the policy names from ADK's registry.
     """
 
     seconds = 10.0
 
-    def __init__(
-        self, store: PackStore, later: Callable[[Callable[[], object]], None], model: BaseLlm | None = None
-    ) -> None:
-        self._store = store
-        self._later = later
+    def __init__(self, recorder: Recorder, model: BaseLlm | None = None) -> None:
+        self._recorder = recorder
         self._model = AuxiliaryModel(model, field="compress.summarizer", argument="summarizer")
         self.check = self._model.check
         self._known: SharedLRU[tuple[str, str, str], str] = SharedLRU(2_000)
@@ -199,7 +196,7 @@ class ModelSummarizer:
             text = self._known.get(cache_key)
             if text is None and policy.record == "full":
                 try:
-                    text = await in_thread(partial(self._store.summary, *cache_key))
+                    text = await in_thread(partial(self._recorder.store.summary, *cache_key))
                 except BaseException as error:
                     written.problems.append(f"summarizer: {type(failure(error)).__name__} in the store")
             if isinstance(text, str):
@@ -253,4 +250,4 @@ class ModelSummarizer:
             cache_key = (identity.app, identity.user, key)
             self._known.put(cache_key, text)
             if policy.record == "full":
-                self._later(partial(self._store.write_summary, *cache_key, policy.mask(text)))
+                self._recorder.later(partial(self._recorder.store.write_summary, *cache_key, policy.mask(text)))

@@ -10,6 +10,7 @@ from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.sessions.base_session_service import GetSessionConfig
+from google.adk.sessions.state import State
 from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
@@ -35,6 +36,7 @@ from aether_context.adk.session import Records, SessionRecords, live_events, loa
 from aether_context.conversation.epoch import live_positions
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
+    NOTHING,
     Content,
     Epoch,
     Host,
@@ -136,17 +138,15 @@ class Gatherer:
             request_index = request_index_of(raw, call.context.user_content)
         tracked = _is_tracked(call, raw, loads)
         contents, begin, unsent, history = Contents(raw), 0, list[str](), None
-        if loads:
-            loaded_epoch, rewound = load_epoch(call.state, identity, lambda message: message.of), ""
-            if tracked:
-                history, rewound = await self._followed(call, state, loaded_epoch.rewound, loads, raw, live)
-                contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
-            else:
-                rewound = _rewound(call, events)
-                begin, unsent = _unloaded(call, raw, loads)
+        if loads and tracked:
+            loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
+            history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
+            contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
         else:
             rewound = _rewound(call, events)
-            if tracked:
+            if loads:
+                begin, unsent = _unloaded(call, raw, loads)
+            elif tracked:
                 self.history(state, rewound)
         first = contents.first
         if request_index is not None:
@@ -167,10 +167,11 @@ class Gatherer:
         stored = load_epoch(call.state, identity, partial(original_text, contents=contents, frozen=frozen))
         # Where the last cut was made is not looked at before the loaded contents.
         digests |= {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
-        by_hand = call.state.get(CUT)
-        if not isinstance(by_hand, Mapping) or by_hand.get("session") != identity.session:
-            by_hand = {}
+        by_hand = session_note(call.state, CUT, identity.session)
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+        # How a session grew before an invocation is the same at each of its calls.
+        if rows or state.growth[0] != identity.invocation:
+            state.growth = (identity.invocation, _growth(events, rows, identity))
         base = PackInput(
             identity=identity,
             request=host.head._replace(rewritten=rewritten),
@@ -181,7 +182,7 @@ class Gatherer:
             invalid_reason=planned.invalid_reason,
             previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
             host=_host(call, host.head, records, identity, by_hand),
-            usage=Usage(growth=_growth_of(state, events, rows, identity), offloaded_tokens=call.offloaded_tokens),
+            usage=Usage(growth=state.growth[1], offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
         follow = partial(
@@ -281,20 +282,10 @@ class Gatherer:
         return next((row.origin.event for row in reversed(cut) if row and row.origin), "")
 
     async def _followed(
-        self,
-        call: ModelCall,
-        state: AgentState,
-        epoch_rewound: str,
-        loads: str,
-        raw: Sequence[types.Content],
-        live: Sequence[Event],
+        self, call: ModelCall, state: AgentState, epoch: Epoch, raw: Sequence[types.Content], live: Sequence[Event]
     ) -> tuple[AgentHistory, str]:
-        """The agent's history since the event that last rewrote it, and that event's id.
-
-        Args:
-            epoch_rewound: the one that the agent's epoch follows.
-        """
-        last_history = state.history or self.history(state, epoch_rewound)
+        """The agent's history since the event that last rewrote it, and that event's id."""
+        last_history = state.history or self.history(state, epoch.rewound)
         rewound = _rewound(call, call.context.session.events)
         is_placed = first_position(raw, live, call.key[4], call.key[3]) is not None
         if is_placed and last_history.rewound == rewound:
@@ -477,15 +468,6 @@ def _rewrote(call: ModelCall, epoch: Epoch) -> bool:
     return bool(posted)
 
 
-def _growth_of(
-    state: AgentState, events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity
-) -> int | None:
-    """The growth of a session before an invocation, which is the same at each of its calls."""
-    if rows or state.growth[0] != identity.invocation:
-        state.growth = (identity.invocation, _growth(events, rows, identity))
-    return state.growth[1]
-
-
 def _growth(events: Sequence[Event], rows: Sequence[HistoryRow | None], identity: Identity) -> int | None:
     """Tokens by which a session grew from one human message to the next, but for one time in ten, before an invocation
     began; None where nothing was said before. The latest messages tell, and before the first event ``rows``."""
@@ -537,14 +519,20 @@ def _is_tracked(call: ModelCall, contents: Sequence[types.Content], loads: str) 
 REWOUND = "aether:rewound"
 
 
+def session_note(state: Mapping[str, Any] | State, key: str, session: str) -> Mapping[str, Any]:
+    """A note of this session's in its state; empty where there is none, or it came along from another session."""
+    note = state.get(key)
+    return note if isinstance(note, Mapping) and note.get("session") == session else NOTHING
+
+
 def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     """The id of the session's last rewind or compaction, empty where there was none.
 
     It is noted in the session's state at the first call that sees it, since it need not be loaded later. What a
     compaction of the host's replaced by a summary is then as little sent again as what a rewind took back.
     """
-    stored, session = call.state.get(REWOUND), call.key[2]
-    noted_id = stored.get("event") if isinstance(stored, Mapping) and stored.get("session") == session else ""
+    session = call.key[2]
+    noted_id = session_note(call.state, REWOUND, session).get("event")
     # An answer to an earlier call came with the state in which that call noted what it saw.
     latest = next((event for event in reversed(events) if _rewrites(event) or noted(event)), None)
     if latest is None or not _rewrites(latest) or latest.id == noted_id:

@@ -30,6 +30,7 @@ MOST_MEMORIES = 500
 _LONGEST_MEMORY, _MOST_MEMORY_CHARACTERS = 50_000, 400_000
 _MOST_RESULTS = 24
 """Stored results that are not in the conversation and are ranked for a pack. With all of 300 a manifest is 137 KB."""
+_PRELOADED_STARTS = "The following content is from your previous conversations"
 _PAST_OPENS, _PAST_CLOSES = "<PAST_CONVERSATIONS>\n", "\n</PAST_CONVERSATIONS>"
 _TOKEN_CHARACTERS = 5
 
@@ -43,14 +44,9 @@ def preloaded(
         parts = contents[at].parts or ()
         if contents[at].role != "user" or any(part.function_response for part in parts):
             break
-        text = parts[0].text if len(parts) == 1 else None
-        if not text or (user_content is not None and parts == user_content.parts):
-            continue
-        block = (
-            past_conversations(text)
-            if text.startswith("The following content is from your previous conversations")
-            else None
-        )
+        text = (parts[0].text or "") if len(parts) == 1 else ""
+        is_block = text.startswith(_PRELOADED_STARTS) and (user_content is None or parts != user_content.parts)
+        block = past_conversations(text) if is_block else None
         if block is None:
             continue
         time: str | None = None
@@ -119,12 +115,9 @@ def memory_candidate(
 
 def past_conversations(text: str) -> str | None:
     """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
-    begin = text.find(_PAST_OPENS)
-    if begin < 0:
-        return None
-    begin += len(_PAST_OPENS)
-    end = text.rfind(_PAST_CLOSES, begin)
-    return text[begin:end] if end >= 0 else None
+    _, opening, rest = text.partition(_PAST_OPENS)
+    block, closing, _ = rest.rpartition(_PAST_CLOSES)
+    return block if opening and closing else None
 
 
 async def search_memories(
