@@ -65,9 +65,6 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get_or_put(self, key: _Key, make: Callable[[_Key], _Value]) -> _Value:
         """The value of a key, which is made where there is none."""
         with self._lock:

@@ -141,7 +141,17 @@ class Gatherer:
         if loads and tracked:
             loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
             history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
-            contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
+            # The loaded contents have their places in the agent's history, which takes in those that are new.
+            place = first_position(raw, live, identity.agent, identity.branch)
+            if place is None:
+                await history.load(None, call, self._waits)
+            contents = Contents(raw, len(history.rows) if place is None else place)
+            begin, unsent = _unloaded(call, raw, loads)
+            if contents.first or place is not None:
+                positions = live_positions(loaded_epoch, contents.first)
+                contents, begin, unsent = await self._load_missing(call, history, contents, positions)
+            with history.lock:
+                history.take(contents, live, contents.first + last_answer)
         else:
             rewound = _rewound(call, events)
             if loads:
@@ -309,29 +319,6 @@ class Gatherer:
             history = self.history(state, rewound)
             history.problem = f"what a rewind or a compaction left could not be read ({type(error).__name__})"
         return history, rewound
-
-    async def _align(
-        self,
-        call: ModelCall,
-        events: Sequence[Event],
-        history: AgentHistory,
-        epoch: Epoch,
-        loaded: Sequence[types.Content],
-        loads: str,
-        end: int,
-    ) -> tuple[Contents, int, list[str]]:
-        """Aligns loaded contents with the agent's history, which takes in those before ``end``; returns what
-        `_load_missing` gives."""
-        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        if first is None:
-            await history.load(None, call, self._waits)
-        contents = Contents(loaded, len(history.rows) if first is None else first)
-        aligned = (contents, *_unloaded(call, loaded, loads))
-        if contents.first or first is not None:
-            aligned = await self._load_missing(call, history, contents, live_positions(epoch, contents.first))
-        with history.lock:
-            history.take(contents, events, contents.first + end)
-        return aligned
 
     async def _load_missing(
         self, call: ModelCall, history: AgentHistory, contents: Contents, positions: Collection[int]
