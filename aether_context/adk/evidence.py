@@ -119,8 +119,7 @@ class Offloader:
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
-        window = call.window.tokens
-        settings = self._limits(window)
+        settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
         stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
@@ -139,7 +138,7 @@ class Offloader:
         for result in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call.context, result, settings, window, needs_proof))
+                results.append(await self._describe(call, result, settings))
             except Exception as error:
                 self._failures.caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
@@ -150,15 +149,12 @@ class Offloader:
         put_records(call.context, records, self._records.of(call.context))
         return tuple(dict.fromkeys(filter(None, written)))
 
-    async def _describe(
-        self, context: CallbackContext, result: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
-    ) -> _Evidence:
+    async def _describe(self, call: ModelCall, result: ToolResult, settings: OffloadSettings) -> _Evidence:
         """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
-        Args:
-            window: the window in tokens by which it is judged.
-            needs_proof: whether a result that stays is evidence, too, but for an error.
+        Where the step needs evidence, a result that stays is evidence, too, but for an error.
         """
+        context, window, needs_proof = call.context, call.window.tokens, _needs_proof(call)
         response = said_once(result.response)
         size = _characters(response)
         inside = await aside(size, partial(self._written, response))

@@ -86,9 +86,7 @@ class SharedLRU(Generic[_Key, _Value]):
 
 def _key(text: str) -> str | bytes:
     """The key of a text in a cache: of a long one a hash, so that memory stays bounded."""
-    if len(text) <= 1_024:
-        return text
-    return digest_of(text)
+    return text if len(text) <= 1_024 else digest_of(text)
 
 
 # The built-in estimate, by family of models.
