@@ -178,10 +178,8 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(question, limit, entries, base, scores, without_thread=without_thread)
-        memories = [cached[numbers_by_id[hit.id]][0] for hit in hits]
         result = [
-            Remembered(memory=memory, score=hit.score, scores=hit.scores)
-            for memory, hit in zip(memories, hits, strict=True)
+            Remembered(memory=cached[numbers_by_id[hit.id]][0], score=hit.score, scores=hit.scores) for hit in hits
         ]
         if not (terms.is_latin(question) and vector.size):
             return result
