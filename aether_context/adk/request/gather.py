@@ -173,12 +173,13 @@ class Gatherer:
             content = replace(content, digest=row.digest or content.digest)
             return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
 
-        frozen = CallContents(agent_contents, self.reader, model, raw, first, _authors(call, records).authored, earlier)
+        frozen = CallContents(agent_contents, self.reader, model, contents, _authors(call, records).authored, earlier)
         stored = load_epoch(call.state, identity, partial(original_text, contents=contents, frozen=frozen))
         # Where the last cut was made is not looked at before the loaded contents.
         digests |= {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
         by_hand = session_note(call.state, CUT, identity.session)
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+        config = call.request.config
         # How a session grew before an invocation is the same at each of its calls.
         if rows or state.growth[0] != identity.invocation:
             state.growth = (identity.invocation, _growth(events, rows, identity))
@@ -186,7 +187,8 @@ class Gatherer:
             identity=identity,
             request=host.head._replace(rewritten=rewritten),
             window=call.window.tokens,
-            output_tokens=_output_tokens(call),
+            # The limit of the answer counts where that shares the window with the request.
+            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
@@ -350,11 +352,6 @@ def _authors(call: ModelCall, records: Records) -> Authors:
     message = call.context.user_content
     quotes = [*records.user_quotes, *([message] if message is not None and looks_quoted(message) else ())]
     return Authors(records.authors, [content.parts for content in quotes])
-
-
-def _output_tokens(call: ModelCall) -> int | None:
-    config = call.request.config
-    return config.max_output_tokens if config is not None and shares_window(call.model) else None
 
 
 def _host(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
