@@ -39,7 +39,6 @@ from aether_context.adk.results import (
 )
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_records
-from aether_context.adk.windows import Window
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
@@ -336,7 +335,7 @@ class Offloader:
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
                 or bool(session_records.results(context))
-                or (self._can_come(call, request, call.window) and is_free(request.config))
+                or (self._can_come(call) and is_free(request.config))
             )
         if not ((wants or has_recorded) and declare(request, readers)):
             request.contents = host_contents
@@ -346,11 +345,12 @@ class Offloader:
         """Tells whether an agent that is cut gets the tools that read what a cut took."""
         return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and is_free(call.request.config)
 
-    def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
+    def _can_come(self, call: ModelCall) -> bool:
         """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the
         readers, or one of which instruction and first message leave so little that results are likely to be long.
         What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
         will do, and so will a need for evidence."""
+        request, window = call.request, call.window
         names = request.tools_dict.keys() - essential_names(request) - self._never
         names -= {name for name in names if _uses_computer(request.tools_dict[name])}
         if call.planned.step.text:
