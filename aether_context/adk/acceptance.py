@@ -176,10 +176,8 @@ class Reviewer:
         if len(verdicts) < len(items):
             heard.problems.append(f"critic: {len(items) - len(verdicts)} of {len(items)} items missing")
         for name, entry in verdicts.items():
-            reason = str(entry.get("reason") or "").strip()
-            heard.add(
-                name, "critic", entry["passed"], reason or ("" if entry["passed"] else "the Critic found it not met")
-            )
+            usual_reason = "" if entry["passed"] else "the Critic found it not met"
+            heard.add(name, "critic", entry["passed"], str(entry.get("reason") or "").strip() or usual_reason)
 
 
 class AcceptanceGate(BaseAgent):
