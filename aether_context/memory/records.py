@@ -186,9 +186,9 @@ class Candidates:
         min_score = _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
         firsts = [numbers_by_id[hit.id] for hit in hits[:_MOST_CORRECTED] if hit.score >= min_score]
 
-        def memory_at(place: int) -> Memory:
-            entries(np.array([place]))
-            return cached[int(self.numbers[place])][0]
+        def memory_at(position: int) -> Memory:
+            entries(np.array([position]))
+            return cached[int(self.numbers[position])][0]
 
         return self._corrected(result, np.searchsorted(self.numbers, sorted(firsts)), limit, memory_at)
 

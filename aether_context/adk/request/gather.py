@@ -142,12 +142,12 @@ class Gatherer:
             loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
             history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
             # The loaded contents have their places in the agent's history, which takes in those that are new.
-            place = first_position(raw, live, identity.agent, identity.branch)
-            if place is None:
+            first_loaded = first_position(raw, live, identity.agent, identity.branch)
+            if first_loaded is None:
                 await history.load(None, call, self._waits)
-            contents = Contents(raw, len(history.rows) if place is None else place)
+            contents = Contents(raw, len(history.rows) if first_loaded is None else first_loaded)
             begin, unsent = _unloaded(call, raw, loads)
-            if contents.first or place is not None:
+            if contents.first or first_loaded is not None:
                 positions = live_positions(loaded_epoch, contents.first)
                 contents, begin, unsent = await self._load_missing(call, history, contents, positions)
             with history.lock:

@@ -89,9 +89,9 @@ class MemoryWriter:
         try:
             add = service.remember if isinstance(service, HybridMemoryService) else service.add_events_to_memory
             while waiting:
-                spoken = waiting[0]
-                await add(app_name=app, user_id=user, events=spoken, session_id=session_id)
-                if waiting and waiting[0] is spoken:  # else it was given up meanwhile
+                events = waiting[0]
+                await add(app_name=app, user_id=user, events=events, session_id=session_id)
+                if waiting and waiting[0] is events:  # else it was given up meanwhile
                     waiting.popleft()
         except NotImplementedError:
             waiting.clear()
