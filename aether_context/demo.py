@@ -228,10 +228,9 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> tupl
     Without a ``model`` the script answers. Returns the session's id, and the pairs of question and answer.
     """
     folder = Folder(root, without="demo.py")
-    scripted = ScriptedModel(model=f"{LIKE}-scripted")
     agent = LlmAgent(
         name="researcher",
-        model=model or scripted,
+        model=model or ScriptedModel(model=f"{LIKE}-scripted"),
         instruction=_INSTRUCTION,
         tools=[folder.list_files, folder.read_file, folder.search_text, *evidence_tools(), *planning_tools()],
     )

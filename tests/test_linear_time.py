@@ -24,7 +24,7 @@ from timing import of_unit
 
 from aether_context import PackPolicy, canonical
 from aether_context.adk.acceptance import Reviewer
-from aether_context.adk.call import Contents
+from aether_context.adk.call import Contents, PreviousCall
 from aether_context.adk.request import host_request, memories, reader
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.session import storable
@@ -43,7 +43,7 @@ from aether_context.redaction import RULES, Masker, masker
 from aether_context.retrieval import HybridIndex, ranked, ranking, terms
 from aether_context.retrieval.call_indexes import passages
 from aether_context.retrieval.embedders import word_by_word
-from aether_context.state import read_state
+from aether_context.state import PlannedCall, read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
 from aether_context.text import decoding, entities, shorten
@@ -161,10 +161,11 @@ def search(text: str) -> object:
 def criticized(text: str) -> object:
     """An answer's review by a Critic that says a text."""
     step = Step(text="Write it.", acceptance=(AcceptanceItem(id="a", text="It is written."),))
-    pack = build_pack(pack_input([said("Go on.")], step=step), PackPolicy())
+    policy = PackPolicy(acceptance={"critic": "critic"})
+    call = PreviousCall("", build_pack(pack_input([said("Go on.")], step=step), policy), policy, PlannedCall(), "")
     answer = LlmResponse(content=words_of("It is done."))
     critic = Scripted(model="critic", script=[text], sent=[])
-    review = asyncio.run(Reviewer(critic=critic).review(pack, answer, "critic"))
+    review = asyncio.run(Reviewer(critic=critic).review(call, answer, []))
     assert review is not None
     assert review.problems
     return review

@@ -19,10 +19,11 @@ from google.genai import types
 from pydantic import Field
 
 from aether_context.adk.bounds import failure, in_thread, within
+from aether_context.adk.call import PreviousCall
 from aether_context.adk.models.texts import AuxiliaryModel, Cost
 from aether_context.canonical import JSON, plain, strings
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.pack import METADATA, NOTHING, RECALLED, AcceptanceItem, Candidate, Pack, Step, noted
+from aether_context.pack import METADATA, NOTHING, RECALLED, AcceptanceItem, Step, noted
 from aether_context.state.acceptance import AcceptanceVerdict, Judgement, covers_of, examine
 from aether_context.text.entities import SCHEME, artifact_uris
 
@@ -100,38 +101,32 @@ class Reviewer:
         self.check = self._critic.check
 
     async def review(
-        self,
-        pack: Pack,
-        response: LlmResponse,
-        critic: str,
-        evidence: Sequence[Candidate] = (),
-        events: Sequence[Event] = (),
+        self, last: PreviousCall, response: LlmResponse, events: Sequence[Event]
     ) -> AcceptanceVerdict | None:
         """The verdict on a pack's final answer; None where there is nothing to look at. Never raises for a check or a
         Critic that fails: that is noted, and their items count as not looked at.
 
         Args:
-            critic: the name of the model that is asked, too; empty for none.
-            evidence: what the session's state holds by now; a URI of a record counts as shown.
+            last: the call of the pack; a URI of a record that the session's state held then counts as shown.
             events: the session's; an address that only models named there counts as invented.
         """
         parts = (response.content.parts if response.content is not None else None) or ()
         if response.partial or response.error_code is not None or any(part.function_call for part in parts):
             return None
         answer = "".join(part.text for part in parts if part.text and not part.thought)
-        source, step = pack.source, pack.source.step
+        source, step = last.pack.source, last.pack.source.step
         if not answer or not (step.acceptance or SCHEME in answer):
             return None
         heard = _Heard()
         try:
-            await within(self.seconds, self._judge(step, answer, critic, heard))
+            await within(self.seconds, self._judge(step, answer, last.policy.acceptance.critic, heard))
         except TimeoutError:
             heard.problems.append(f"acceptance: not looked at in full within {self.seconds:g} s")
         # What is late may still go on; it must not change a review that others hold by then.
         problems, votes = tuple(heard.problems), {item: tuple(votes) for item, votes in heard.opinions.items()}
-        covers = covers_of((*source.candidates, *evidence))
+        covers = covers_of((*source.candidates, *last.planned.candidates))
         # What a model has only said itself proves nothing.
-        contents = (item.content for item in pack.contents if item.content.role != "model")
+        contents = (item.content for item in last.pack.contents if item.content.role != "model")
         visible = [source.request.system, *(part.text for content in contents for part in content.parts), *covers]
         trusted = [source.request.system, *(entry.text for entry in source.candidates if entry.source != RECALLED)]
         addresses = set(artifact_uris(answer, covers)) - covers.keys() - source.host.readings.keys()
@@ -181,10 +176,8 @@ class Reviewer:
         if len(verdicts) < len(items):
             heard.problems.append(f"critic: {len(items) - len(verdicts)} of {len(items)} items missing")
         for name, entry in verdicts.items():
-            reason = str(entry.get("reason") or "").strip()
-            heard.add(
-                name, "critic", entry["passed"], reason or ("" if entry["passed"] else "the Critic found it not met")
-            )
+            usual_reason = "" if entry["passed"] else "the Critic found it not met"
+            heard.add(name, "critic", entry["passed"], str(entry.get("reason") or "").strip() or usual_reason)
 
 
 class AcceptanceGate(BaseAgent):

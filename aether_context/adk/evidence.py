@@ -39,7 +39,6 @@ from aether_context.adk.results import (
 )
 from aether_context.adk.services.recorder import Recorder
 from aether_context.adk.session import SessionRecords, has_cut, put_records
-from aether_context.adk.windows import Window
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
@@ -119,8 +118,7 @@ class Offloader:
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
-        window = call.window.tokens
-        settings = self._limits(window)
+        settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
         stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
@@ -139,7 +137,7 @@ class Offloader:
         for result in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
             await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call.context, result, settings, window, needs_proof))
+                results.append(await self._describe(call, result, settings))
             except Exception as error:
                 self._failures.caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
@@ -150,15 +148,12 @@ class Offloader:
         put_records(call.context, records, self._records.of(call.context))
         return tuple(dict.fromkeys(filter(None, written)))
 
-    async def _describe(
-        self, context: CallbackContext, result: ToolResult, settings: OffloadSettings, window: int, needs_proof: bool
-    ) -> _Evidence:
+    async def _describe(self, call: ModelCall, result: ToolResult, settings: OffloadSettings) -> _Evidence:
         """The evidence that is to stand in the store for a result, or for parts of it; none where it stays as it is.
 
-        Args:
-            window: the window in tokens by which it is judged.
-            needs_proof: whether a result that stays is evidence, too, but for an error.
+        Where the step needs evidence, a result that stays is evidence, too, but for an error.
         """
+        context, window, needs_proof = call.context, call.window.tokens, _needs_proof(call)
         response = said_once(result.response)
         size = _characters(response)
         inside = await aside(size, partial(self._written, response))
@@ -340,7 +335,7 @@ class Offloader:
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
                 or bool(session_records.results(context))
-                or (self._can_come(call, request, call.window) and is_free(request.config))
+                or (self._can_come(call) and is_free(request.config))
             )
         if not ((wants or has_recorded) and declare(request, readers)):
             request.contents = host_contents
@@ -350,11 +345,12 @@ class Offloader:
         """Tells whether an agent that is cut gets the tools that read what a cut took."""
         return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and is_free(call.request.config)
 
-    def _can_come(self, call: ModelCall, request: LlmRequest, window: Window) -> bool:
+    def _can_come(self, call: ModelCall) -> bool:
         """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the
         readers, or one of which instruction and first message leave so little that results are likely to be long.
         What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
         will do, and so will a need for evidence."""
+        request, window = call.request, call.window
         names = request.tools_dict.keys() - essential_names(request) - self._never
         names -= {name for name in names if _uses_computer(request.tools_dict[name])}
         if call.planned.step.text:

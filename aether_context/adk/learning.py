@@ -89,13 +89,7 @@ class Learning:
         if last is not None:
             pack = last.pack
             try:
-                verdict = await self._parts.reviewer.review(
-                    pack,
-                    response,
-                    last.policy.acceptance.critic,
-                    last.planned.candidates,
-                    context.session.events,
-                )
+                verdict = await self._parts.reviewer.review(last, response, context.session.events)
             except BaseException as error:  # the rest is recorded all the same
                 self._parts.failures.caught(error, "acceptance: ")
             if refused is not None:

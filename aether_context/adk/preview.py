@@ -120,9 +120,7 @@ def preview(
     copy = session.model_copy(deep=True)
     if agent_name is None:
         # Hosts write state updates, and what an operator says, under names that are no agent's.
-        spoke = (
-            event for event in reversed(copy.events) if event.content is not None and event.content.role == "model"
-        )
+        spoke = (event for event in reversed(copy.events) if event.content and event.content.role == "model")
         names = (event.author for event in spoke if event.author.isidentifier() and event.author != "user")
         agent_name = next(names, "agent")
     llm = _NoModel(model=model) if isinstance(model, str) else model

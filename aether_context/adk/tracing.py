@@ -9,16 +9,12 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING
 
 from opentelemetry import context as otel_context
 from opentelemetry import metrics, trace
 
 from aether_context import __version__
-from aether_context.pack import LAYERS
-
-if TYPE_CHECKING:
-    from aether_context.pack import Pack
+from aether_context.pack import LAYERS, Pack
 
 logger = logging.getLogger("aether_context")
 

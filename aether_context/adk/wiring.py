@@ -91,15 +91,14 @@ class PackerParts:
         self.asks_models = asks_models
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
-        for of_agent in policies:
-            self.summarizer.check(of_agent.compress.summarizer)
-            self.reviewer.check(of_agent.acceptance.critic)
         self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
         self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None)
         self.recall = Recall(self.waits, self.gatherer.reader)
         for of_agent in policies:
+            self.summarizer.check(of_agent.compress.summarizer)
+            self.reviewer.check(of_agent.acceptance.critic)
             self.recall.check(of_agent.retrieval.embedder)
         self.offloader = Offloader(policy, self.recorder, records, failures)
         room = partial(room_to_read, self.states)

@@ -65,6 +65,7 @@ def _facts(view: PackView) -> Lines:
     encoders = [("candidates", manifest.embedder)]
     encoders += [("memories", manifest.memory_embedder)] if manifest.memory_embedder else []
     mark = f" ({manifest.window_mark})" if manifest.window_mark else ""
+    listed_settings = " · ".join(f"{name} {value}" for name, value in (settings or {}).items())
     facts = {
         "session": f"{manifest.app} · {manifest.user} · {manifest.session}",
         "call": f"agent {manifest.agent}{branch} · invocation {manifest.invocation} · call {manifest.call}{hidden}",
@@ -76,16 +77,12 @@ def _facts(view: PackView) -> Lines:
         "meaning": " · ".join(f"{compared} by {encoder}" for compared, encoder in encoders),
         "policy": f"{manifest.profile} · {short(manifest.policy)} · "
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
-        "settings": "unknown" if settings is None else one_line(_listed_settings(settings)),
+        "settings": "unknown" if settings is None else one_line(listed_settings),
         "epoch": f"{manifest.epoch_number}, "
         + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else f"extends {manifest.extends}"),
         "checksum": manifest.checksum,
     }
     return aligned(("", ""), facts.items())
-
-
-def _listed_settings(settings: Mapping[str, JSON]) -> str:
-    return " · ".join(f"{name} {value}" for name, value in settings.items())
 
 
 def _layers(manifest: Manifest) -> Lines:

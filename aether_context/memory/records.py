@@ -178,35 +178,32 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(question, limit, entries, base, scores, without_thread=without_thread)
-        memories = [cached[numbers_by_id[hit.id]][0] for hit in hits]
         result = [
-            Remembered(memory=memory, score=hit.score, scores=hit.scores)
-            for memory, hit in zip(memories, hits, strict=True)
+            Remembered(memory=cached[numbers_by_id[hit.id]][0], score=hit.score, scores=hit.scores) for hit in hits
         ]
         if not (terms.is_latin(question) and vector.size):
             return result
         min_score = _LEAST_CORRECTED * max((hit.score for hit in hits), default=0.0)
         firsts = [numbers_by_id[hit.id] for hit in hits[:_MOST_CORRECTED] if hit.score >= min_score]
-        return self._corrected(result, np.searchsorted(self.numbers, sorted(firsts)), limit, entries, cached)
+
+        def memory_at(position: int) -> Memory:
+            entries(np.array([position]))
+            return cached[int(self.numbers[position])][0]
+
+        return self._corrected(result, np.searchsorted(self.numbers, sorted(firsts)), limit, memory_at)
 
     def _corrected(
-        self,
-        hits: Sequence[Remembered],
-        places: Places,
-        limit: int,
-        entries: Callable[[Places], Sequence[Entry]],
-        cached: Mapping[int, tuple[Memory, Entry]],
+        self, hits: Sequence[Remembered], places: Places, limit: int, memory_at: Callable[[int], Memory]
     ) -> list[Remembered]:
         """Hits with what corrects those at some places behind each, as good as that, in the place of the last of them;
         a corrected one has the time of the correction among its scores."""
         result = list(hits)
         for position, corrections in zip(places.tolist(), self._pool.corrections(places), strict=True):
-            corrected = cached[int(self.numbers[position])][0]
+            corrected = memory_at(position)
             at = next(at for at, hit in enumerate(result) if hit.memory == corrected)
             older = result[at]
             for later, time in corrections:
-                entries(np.array([later]))
-                memory = cached[int(self.numbers[later])][0]
+                memory = memory_at(later)
                 if memory.author != older.memory.author or not terms.corrects(memory.text, older.memory.text):
                     continue
                 result[at] = replace(older, scores={**older.scores, UNTIL: time})

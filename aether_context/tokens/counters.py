@@ -65,9 +65,6 @@ class SharedLRU(Generic[_Key, _Value]):
             if len(self._entries) > self._size:
                 self._entries.popitem(last=False)
 
-    def __len__(self) -> int:
-        return len(self._entries)
-
     def get_or_put(self, key: _Key, make: Callable[[_Key], _Value]) -> _Value:
         """The value of a key, which is made where there is none."""
         with self._lock:
@@ -89,9 +86,7 @@ class SharedLRU(Generic[_Key, _Value]):
 
 def _key(text: str) -> str | bytes:
     """The key of a text in a cache: of a long one a hash, so that memory stays bounded."""
-    if len(text) <= 1_024:
-        return text
-    return digest_of(text)
+    return text if len(text) <= 1_024 else digest_of(text)
 
 
 # The built-in estimate, by family of models.

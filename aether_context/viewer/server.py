@@ -172,7 +172,14 @@ class _Guard:
         if token is not None and request.method == "GET":
             if not _same(token, self.token):
                 return PlainTextResponse("wrong token\n", status_code=401)
-            return self._signed_in(request)
+            # The same page without the token in its address, which sets the cookie.
+            parameters = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
+            query = f"?{urlencode(parameters)}" if parameters else ""
+            # One slash at the beginning: two would be the address of another host.
+            answer = RedirectResponse("/" + request.url.path.lstrip("/\\") + query, status_code=303)
+            is_secure, path = request.url.scheme == "https", request.scope.get("root_path") or "/"
+            answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", secure=is_secure, path=path)
+            return answer
         scheme, _, bearer = request.headers.get("authorization", "").partition(" ")
         if scheme.lower() == "bearer" and _same(bearer.strip(), self.token):
             return None
@@ -180,16 +187,6 @@ class _Guard:
             return None
         headers = {"www-authenticate": "Bearer"}
         return PlainTextResponse("open it with ?token=… once\n", status_code=401, headers=headers)
-
-    def _signed_in(self, request: Request) -> Response:
-        """A redirection to the same page without the token in its address, which sets the cookie."""
-        parameters = [pair for pair in parse_qsl(request.url.query, keep_blank_values=True) if pair[0] != "token"]
-        query = f"?{urlencode(parameters)}" if parameters else ""
-        # One slash at the beginning: two would be the address of another host.
-        answer = RedirectResponse("/" + request.url.path.lstrip("/\\") + query, status_code=303)
-        is_secure, path = request.url.scheme == "https", request.scope.get("root_path") or "/"
-        answer.set_cookie(COOKIE, self.cookie, httponly=True, samesite="lax", secure=is_secure, path=path)
-        return answer
 
 
 def _same(first: str, second: str) -> bool:

@@ -8,7 +8,7 @@ written out. A comparison takes 1 µs where a hash takes 12.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -65,8 +65,7 @@ class CallContents(dict[int, Content]):
 
     Args:
         agent_contents: what was read at earlier calls; takes in what is read here.
-        loaded: the contents that the host shows.
-        first: the position of the first of them.
+        contents: those that the host shows, with the position of the first of them.
         authored: gives a content that shows another agent's turn to its author.
         earlier: reads a content before the first one.
     """
@@ -76,15 +75,14 @@ class CallContents(dict[int, Content]):
         agent_contents: AgentContents,
         reader: Reader,
         model: str,
-        loaded: Sequence[types.Content],
-        first: int,
+        contents: Contents,
         authored: Callable[[types.Content, Content], Content],
         earlier: Callable[[int], Content],
     ) -> None:
         if agent_contents.model != model:
             agent_contents.entries, agent_contents.answered_until, agent_contents.model = {}, 0, model
         self._contents, self._reader, self._model = agent_contents, reader, model
-        self._loaded, self._first = loaded, first
+        self._loaded, self._first = contents.loaded, contents.first
         self._authored, self._earlier = authored, earlier
         self._escaped: dict[int, types.Content] = {}
         self.has_changed = False

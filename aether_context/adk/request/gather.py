@@ -141,7 +141,17 @@ class Gatherer:
         if loads and tracked:
             loaded_epoch = load_epoch(call.state, identity, lambda message: message.of)
             history, rewound = await self._followed(call, state, loaded_epoch, raw, live)
-            contents, begin, unsent = await self._align(call, live, history, loaded_epoch, raw, loads, last_answer)
+            # The loaded contents have their places in the agent's history, which takes in those that are new.
+            first_loaded = first_position(raw, live, identity.agent, identity.branch)
+            if first_loaded is None:
+                await history.load(None, call, self._waits)
+            contents = Contents(raw, len(history.rows) if first_loaded is None else first_loaded)
+            begin, unsent = _unloaded(call, raw, loads)
+            if contents.first or first_loaded is not None:
+                positions = live_positions(loaded_epoch, contents.first)
+                contents, begin, unsent = await self._load_missing(call, history, contents, positions)
+            with history.lock:
+                history.take(contents, live, contents.first + last_answer)
         else:
             rewound = _rewound(call, events)
             if loads:
@@ -163,12 +173,13 @@ class Gatherer:
             content = replace(content, digest=row.digest or content.digest)
             return replace(content, agent="", quotes=()) if row.origin and row.origin.author == "user" else content
 
-        frozen = CallContents(agent_contents, self.reader, model, raw, first, _authors(call, records).authored, earlier)
+        frozen = CallContents(agent_contents, self.reader, model, contents, _authors(call, records).authored, earlier)
         stored = load_epoch(call.state, identity, partial(original_text, contents=contents, frozen=frozen))
         # Where the last cut was made is not looked at before the loaded contents.
         digests |= {**dict(stored.anchors), stored.cut_count - 1: stored.cut_hash}
         by_hand = session_note(call.state, CUT, identity.session)
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
+        config = call.request.config
         # How a session grew before an invocation is the same at each of its calls.
         if rows or state.growth[0] != identity.invocation:
             state.growth = (identity.invocation, _growth(events, rows, identity))
@@ -176,7 +187,8 @@ class Gatherer:
             identity=identity,
             request=host.head._replace(rewritten=rewritten),
             window=call.window.tokens,
-            output_tokens=_output_tokens(call),
+            # The limit of the answer counts where that shares the window with the request.
+            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
@@ -311,29 +323,6 @@ class Gatherer:
             history.problem = f"what a rewind or a compaction left could not be read ({type(error).__name__})"
         return history, rewound
 
-    async def _align(
-        self,
-        call: ModelCall,
-        events: Sequence[Event],
-        history: AgentHistory,
-        epoch: Epoch,
-        loaded: Sequence[types.Content],
-        loads: str,
-        end: int,
-    ) -> tuple[Contents, int, list[str]]:
-        """Aligns loaded contents with the agent's history, which takes in those before ``end``; returns what
-        `_load_missing` gives."""
-        first = first_position(loaded, events, call.context.agent_name, call.invocation.branch or "")
-        if first is None:
-            await history.load(None, call, self._waits)
-        contents = Contents(loaded, len(history.rows) if first is None else first)
-        aligned = (contents, *_unloaded(call, loaded, loads))
-        if contents.first or first is not None:
-            aligned = await self._load_missing(call, history, contents, live_positions(epoch, contents.first))
-        with history.lock:
-            history.take(contents, events, contents.first + end)
-        return aligned
-
     async def _load_missing(
         self, call: ModelCall, history: AgentHistory, contents: Contents, positions: Collection[int]
     ) -> tuple[Contents, int, list[str]]:
@@ -364,11 +353,6 @@ def _authors(call: ModelCall, records: Records) -> Authors:
     message = call.context.user_content
     quotes = [*records.user_quotes, *([message] if message is not None and looks_quoted(message) else ())]
     return Authors(records.authors, [content.parts for content in quotes])
-
-
-def _output_tokens(call: ModelCall) -> int | None:
-    config = call.request.config
-    return config.max_output_tokens if config is not None and shares_window(call.model) else None
 
 
 def _host(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:

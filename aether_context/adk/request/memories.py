@@ -115,8 +115,8 @@ def memory_candidate(
 
 def past_conversations(text: str) -> str | None:
     """The text between the first tag that opens a block of preloaded memories and the last one that closes it."""
-    _, opening, rest = text.partition(_PAST_OPENS)
-    block, closing, _ = rest.rpartition(_PAST_CLOSES)
+    _, opening, remainder = text.partition(_PAST_OPENS)
+    block, closing, _ = remainder.rpartition(_PAST_CLOSES)
     return block if opening and closing else None
 
 

@@ -45,9 +45,8 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     tools: types.ToolListUnion | None = None
     # What was found or called later stands behind the finder.
     names = [tool.name for tool in pack.tools.sent]
-    behind = dict[str, types.FunctionDeclaration | None]()
-    if finder is not None:
-        behind = dict.fromkeys(names[names.index(finder.name) + 1 :])
+    names_behind = names[names.index(finder.name) + 1 :] if finder is not None else ()
+    behind: dict[str, types.FunctionDeclaration | None] = dict.fromkeys(names_behind)
     if config is not None and (pack.tools.left_out or finder is not None or trimmed):
         tools = []
         for tool in config.tools or []:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 
 from google.adk.agents.invocation_context import InvocationContext
@@ -85,10 +85,13 @@ class MemoryWriter:
 
     async def _deliver(self, service: BaseMemoryService, session: SessionKey, waiting: deque[list[Event]]) -> None:
         """Gives a service what waits, an invocation at a time. One that it refuses goes behind the others."""
+        app, user, session_id = session
         try:
+            add = service.remember if isinstance(service, HybridMemoryService) else service.add_events_to_memory
             while waiting:
-                await _give(service, session, spoken := waiting[0])
-                if waiting and waiting[0] is spoken:  # else it was given up meanwhile
+                events = waiting[0]
+                await add(app_name=app, user_id=user, events=events, session_id=session_id)
+                if waiting and waiting[0] is events:  # else it was given up meanwhile
                     waiting.popleft()
         except NotImplementedError:
             waiting.clear()
@@ -113,9 +116,3 @@ class MemoryWriter:
             timestamp=event.timestamp,
             content=types.Content(role=event.content.role, parts=[words]),
         )
-
-
-async def _give(service: BaseMemoryService, session: SessionKey, events: Sequence[Event]) -> None:
-    app, user, session_id = session
-    add = service.remember if isinstance(service, HybridMemoryService) else service.add_events_to_memory
-    await add(app_name=app, user_id=user, events=events, session_id=session_id)
