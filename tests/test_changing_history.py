@@ -141,6 +141,7 @@ BAD_EPOCHS: list[Any] = [
     lambda held: {**held, "kept": [[0, 2], [0, 2], [1, 2]]}, lambda held: {**held, "kept": [[4, 1]]},
     lambda held: {**held, "kept": "0-3"}, lambda held: {**held, "kept": [[0, 1], [0]]},
     lambda held: {**held, "forms": {"sha256:zz": ["extract", -5]}}, lambda held: {**held, "forms": ["x"]},
+    lambda held: {**held, "cut_count": 0, "forms": {"sha256:zz": 5}},
     lambda held: {**held, "payloads": ["gone", "../../etc"]},
     lambda held: {**held, "payloads": held["payloads"] * 3}, lambda held: {**held, "marks": {"step": 3}},
     lambda held: {**held, "marks": {}}, lambda held: {**held, "session": "another"},
@@ -170,6 +171,7 @@ def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     [
         "junk", None, {}, lambda held: {**held, "used": {"memory": -1_000_000}},
         lambda held: {**held, "used": {"memory": 10**15}}, lambda held: {**held, "text": 5},
+        lambda held: {**held, "text": [10**5_000]}, lambda held: {**held, "text": [-(10**5_000)]},
         lambda held: {**held, "text": "", "split": 0}, lambda held: {**held, "invocation": "another"},
     ],
 )  # fmt: skip

@@ -114,7 +114,7 @@ def _message(
     message = valid(_MESSAGE, {**fields, "text": ""})
     original = original_of(message) if message is not None and goes_on else ""
     rows = text if isinstance(text, list) else [text]
-    stored = [state.get(f"{line_key}:{row}") if isinstance(row, int) else row for row in rows]
+    stored = [state.get(f"{line_key}:{row}") if isinstance(row, int) and abs(row) < _MOST_LINES else row for row in rows]
     whole = [_plain(row) for row in stored if isinstance(row, str)]
     if message is None or len(whole) < len(rows) or (goes_on and not original):
         return None
@@ -128,7 +128,7 @@ def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
         return False
     forms = value.get("forms")
     # A cut may have taken media alone.
-    return bool(value.get("cut_count")) or (isinstance(forms, Mapping) and ["extract", 0] in map(list, forms.values()))
+    return bool(value.get("cut_count")) or (isinstance(forms, Mapping) and ["extract", 0] in forms.values())
 
 
 def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch, original_of: OriginalOf) -> None:
