@@ -164,6 +164,14 @@ def test_old_pictures_give_way_before_words_at_a_cut_and_stay_so(
     chat.replays()
 
 
+def test_a_summary_stays_behind_a_frozen_head_whose_pictures_give_way():
+    policy = small(8_000).changed(conversation={"strategy": ["heads_tails"]})
+    chat = sent_photos(policy, "gemini-3-pro-preview", messages=3)
+    chat.say(*(words(400, f"w{number}v") for number in range(12)))
+    places = [[SUMMARY_TITLE in str(content.parts) for content in sent.contents] for sent in chat.sent]
+    assert {found.index(True) for found in places if any(found)} == {3}
+
+
 @pytest.mark.parametrize(
     ("model", "settings"),
     [

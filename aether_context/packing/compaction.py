@@ -174,9 +174,11 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         draft.history = history._replace(items=tuple(items), forms=forms)
         return effect.after
     summary, summary_place = history.summary if decision.summary is None else decision.summary, history.summary_place
-    if decision.summary is not None and decision.forms:
+    # It stands for words: a message without its media still has all of its own.
+    worded = [at for at, form in decision.forms.items() if form.tokens != 0]
+    if decision.summary is not None and worded:
         # A summary of earlier cuts that stands further up stays in its place.
-        at = draft.input.request.positions[origins[min(decision.forms)]]
+        at = draft.input.request.positions[origins[min(worded)]]
         summary_place = min(at, summary_place) if history.summary else at
     draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=summary_place)
     _take_out(draft, removed_origins)
