@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from google.adk.apps.app import EventsCompactionConfig
+from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.memory import InMemoryMemoryService
 from google.adk.memory.base_memory_service import BaseMemoryService
 from google.adk.tools.agent_tool import AgentTool
@@ -96,6 +98,19 @@ def test_what_stands_in_the_conversation_takes_no_older_memorys_place() -> None:
         chat.say(f"In my garden I looked at the roses by the {place}.")
     chat.say("What do you know of the roses in my garden by the hedge?")
     assert "planted by Ilse" in chat.sent[-1].human()
+
+
+def test_memories_bring_back_what_an_agent_is_not_shown_of_its_session() -> None:
+    summarizer = LlmEventSummarizer(llm=Scripted(model="gemini-2.5-flash", script=["About family."] * 9, sent=[]))
+    compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0, summarizer=summarizer)
+    parts: list[dict[str, Any]] = [
+        {"settings": {"include_contents": "none"}},
+        {"app_settings": {"events_compaction_config": compaction}},
+    ]
+    for options in parts:
+        chat = Chat(memory=HybridMemoryService(), policy=REMEMBER, script=["Noted."] * 9, **options)
+        chat.say("My sister Mia lives in Bergen.", "I like red roses.", "I like tea.", "Where does my sister Mia live?")
+        assert "Bergen" in chat.sent[-1].human()
 
 
 def test_a_correction_of_this_session_dates_the_memory_that_it_corrects() -> None:

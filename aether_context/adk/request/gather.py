@@ -234,7 +234,10 @@ class Gatherer:
         is_asked = identity.call == 1 or (request.first_call and not goes_on)
         if call.invocation.memory_service is not None and not untouched and is_asked:
             was_preloaded = host.preloaded is not None
-            memories, found_by = await search_memories(call, problems, self._waits, preloaded=was_preloaded)
+            # What a compaction of ADK's took is recalled from memory alone, and so is all where only a part is shown.
+            sees_session = tracked and not any(event.actions.compaction for event in events)
+            search = partial(search_memories, preloaded=was_preloaded, sees_session=sees_session)
+            memories, found_by = await search(call, problems, self._waits)
             candidates += tuple(memories)
             embedder = embedder if was_preloaded else found_by
         recorded = {candidate.uri for candidate in candidates}

@@ -121,13 +121,14 @@ def past_conversations(text: str) -> str | None:
 
 
 async def search_memories(
-    call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool
+    call: ModelCall, problems: list[str], waits: Waits, *, preloaded: bool, sees_session: bool
 ) -> tuple[list[Candidate], str]:
     """The app's memories, under one deadline, and what compared their meanings where they have a score.
 
     They are what the user wants always, as our own service keeps it, since a search for something else would not find
     it; and what a search for request and step finds, where ADK has not preloaded that. A failure is noted and costs
-    nothing else. A service of ours gives no more than could enter, and their scores count.
+    nothing else. A service of ours gives no more than could enter, and their scores count. Of the session itself it
+    gives none where all of it is shown or can be recalled (``sees_session``).
     """
     service, session, settings = call.invocation.memory_service, call.context.session, call.policy.retrieval
     within = partial(waits.within, f"memory {id(service)}", call.invocation.invocation_id)
@@ -154,7 +155,7 @@ async def search_memories(
             return [*memories, *found_memories(entries, room)], ""
         # One more than can enter says that there are more of them than were found, so that a floor holds.
         # This session's own stand in the conversation or come back from it, and would take the place of others'.
-        this_session = session.id if settings.recall and call.policy.record == "full" else None
+        this_session = session.id if sees_session and settings.recall and call.policy.record == "full" else None
         search = partial(service.find, session.app_name, session.user_id, query, without_session=this_session)
         hits = await within(search(settings.memory_k + 1))
         for hit in hits:
