@@ -11,6 +11,7 @@ import pytest
 from google.genai import types
 from scripted import Chat, call, look_up
 
+from aether_context.adk.call import Contents
 from aether_context.adk.request.contents import AgentContents, CallContents
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.reader import Reader
@@ -81,7 +82,9 @@ class CountingReader(Reader):
 
 
 def call_contents(kept: AgentContents, reader: Reader, *loaded: types.Content) -> CallContents:
-    return CallContents(kept, reader, "gemini-2.5-flash", loaded, 0, lambda raw, content: content, lambda at: NOTHING)
+    return CallContents(
+        kept, reader, "gemini-2.5-flash", Contents(loaded), lambda raw, content: content, lambda at: NOTHING
+    )
 
 
 @pytest.mark.parametrize(("made", "edit"), EDITS)
@@ -181,7 +184,7 @@ def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
     def beside(text: str) -> CallContents:
         response = types.FunctionResponse(name="run", id="c1", response={"result": text})
         raw = [types.Content(role="user", parts=[types.Part(function_response=response)])]
-        return CallContents(kept, reader, "gemini", raw, 0, lambda _, content: content, lambda _: NOTHING)
+        return CallContents(kept, reader, "gemini", Contents(raw), lambda _, content: content, lambda _: NOTHING)
 
     def sent(contents: CallContents) -> str:
         return str(contents.sent_of([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]

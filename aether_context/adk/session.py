@@ -114,7 +114,9 @@ def _message(
     message = valid(_MESSAGE, {**fields, "text": ""})
     original = original_of(message) if message is not None and goes_on else ""
     rows = text if isinstance(text, list) else [text]
-    stored = [state.get(f"{line_key}:{row}") if isinstance(row, int) and abs(row) < _MOST_LINES else row for row in rows]
+    stored = [
+        state.get(f"{line_key}:{row}") if isinstance(row, int) and abs(row) < _MOST_LINES else row for row in rows
+    ]
     whole = [_plain(row) for row in stored if isinstance(row, str)]
     if message is None or len(whole) < len(rows) or (goes_on and not original):
         return None
