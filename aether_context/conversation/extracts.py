@@ -180,7 +180,7 @@ def shorten_part(part: Part, max_tokens: int, *, counter: PackCounter, query: st
         if media > max_tokens and answer.pop("parts", None):
             note = f"[{part.mime_type or 'a medium'} of {media} tokens is left out: there is no room for it]"
             answer["response"] = {**(answer.get("response") or {}), "left_out": note}
-            part = replace(part, media_tokens=0, size_bytes=0)
+            part = replace(part, text=canonical_json(answer["response"]), media_tokens=0, size_bytes=0)
         return replace(part, wire=canonical_json(wire))
     if part.kind == "call":
         wire["function_call"]["args"] = _shorten_object(
