@@ -14,7 +14,7 @@ from scripted import Chat, big_file, call, inside, look_up
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.summary import Summaries, recap
+from aether_context.conversation.summary import SUMMARY_TITLE, Summaries, recap
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
 from aether_context.tokens import counter_for
@@ -196,3 +196,15 @@ def test_what_the_host_puts_behind_a_loop_takes_no_result_from_the_model(way: st
         if at:
             assert f"of k{at - 1}" in one.answers()[-1]["lines"]
     chat.replays()
+
+
+def test_a_summary_that_is_sent_once_stays_where_a_cut_only_shortened_a_result() -> None:
+    policy = small(10_000).changed(offload={"mode": "off"})
+    script = [call("big_file", name="a", lines=400), "It is long."]
+    chat = Chat(policy=policy, model="gemini-3-pro-preview", tools=[big_file], script=script)
+    chat.say("Never push to main. Read the file.", words(900, "w0v"), words(900, "w1v"), *(words(50) for _ in "cde"))
+    cut = [bool(manifest.truncation_events) for manifest in chat.manifests()]
+    assert any(cut)
+    assert not any(manifest.epoch.cut_count for manifest in chat.manifests())
+    has_summary = [SUMMARY_TITLE in sent.text for sent in chat.sent]
+    assert has_summary == sorted(has_summary)

@@ -147,6 +147,8 @@ class CutStrategy:
             summary_room = most_summary if gives_way else min(most_summary, room_for_summary)
             if most_summary:
                 summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+        # An epoch in which nothing was left out keeps no summary for the next call.
+        summary = summary if result.leaving or conversation.recap.summary else ""
         forms = {at: form._replace(reason=reason) for at, form in media_forms.items()} | forms
         if not (forms or budget.payload_tokens):
             return Decision()
