@@ -7,11 +7,12 @@ import re
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from google.genai import types
 from keeping import address, message, picture
 from plans import small, turns, words
 from restarting import Restarting, same_requests
-from scripted import Chat, Sent, call, grow, look_up, new_store
+from scripted import Chat, Scripted, Sent, call, grow, look_up, new_store
 
 from aether_context import PackPolicy
 from aether_context.canonical import hash_bytes
@@ -177,6 +178,20 @@ def test_a_summary_stays_behind_a_frozen_head_whose_pictures_give_way():
     assert {found.index(True) for found in places if any(found)} == {3}
 
 
+def test_another_agents_turn_that_shows_the_picture_again_stays_as_it_is():
+    shown_again = [types.Part(text="Here it is."), photos(0, 1).parts[-1]]
+    script = [shown_again, call("transfer_to_agent", agent_name="travel")]
+    model = "gemini-3-pro-preview"
+    travel = LlmAgent(name="travel", model=Scripted(model=model, script=[], sent=[]))
+    clerk = LlmAgent(name="clerk", model=Scripted(model=model, script=script, sent=[]), sub_agents=[travel])
+    policy = small(8_000).changed(conversation={"strategy": ["heads_tails"], "heads_tails": {"head": 8}})
+    chat = Chat(agent=clerk, policy=policy, model=model)
+    chat.say(photos(0, 1), "Go to travel.", *(words(200, f"w{number}v") for number in range(20)))
+    assert marked(chat.sent[-1]), "the user's own picture gave way"
+    (quoted,) = (content for content in chat.sent[-1].contents if "Here it is." in str(content.parts))
+    assert quoted.parts[-1].inline_data is not None
+
+
 @pytest.mark.parametrize(
     ("model", "settings"),
     [
@@ -214,7 +229,8 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
 
 
 def test_a_note_in_the_place_of_a_picture_is_counted():
-    response = {"name": "draw", "response": {"result": "ok"}, "parts": [{"inline_data": {"data": f"sha256:{'a' * 64}"}}]}
+    medium = {"inline_data": {"data": f"sha256:{'a' * 64}"}}
+    response = {"name": "draw", "response": {"result": "ok"}, "parts": [medium]}
     part = part_of({"function_response": response}, size_bytes=1_000, media_tokens=1_100)
     shorter = shorten_part(part, 48, counter=PackCounter(counter_for("")))
     assert "left_out" in shorter.text

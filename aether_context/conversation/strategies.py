@@ -164,7 +164,7 @@ class CutStrategy:
         first = max((unit.turn for unit in parts), default=0) - max(self.last_turns, 2) + 1
         return {
             at: ContentForm("extract", self.reason, 0, self.name)
-            for at in (at for unit in parts if unit.turn < first for at in unit.indices)
+            for at in (at for unit in parts if unit.kind == "human" and unit.turn < first for at in unit.indices)
             if at not in conversation.anchored and can_be_read(conversation.contents[at], conversation.recap.media)
         }
 
