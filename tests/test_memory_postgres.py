@@ -15,6 +15,7 @@ from plans import messages
 from postgres_server import Server
 from scripted import Chat, call
 
+from aether_context import PackPolicy
 from aether_context.adk import HybridMemoryService
 from aether_context.errors import StoreError, StoreUnavailable
 from aether_context.memory import Memory
@@ -44,6 +45,14 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
         "_PAUSE_SECONDS": 0.05,
     }.items():
         monkeypatch.setattr(postgres, name, seconds)
+
+
+def test_a_correction_of_this_session_dates_the_memory_that_it_corrects(service: HybridMemoryService) -> None:
+    chat = Chat(memory=service, policy=PackPolicy(retrieval={"remember": True}), script=["Noted."] * 4)
+    chat.say("I am a vegetarian and eat no fish.", session="before")
+    chat.say("Since last month I eat fish.", "What do I eat, fish or no fish?")
+    line = next(line for line in chat.sent[-1].human().splitlines() if "vegetarian" in line)
+    assert " until " in line
 
 
 def names(service: HybridMemoryService, user: str = "ann", query: str = "code key") -> list[str]:

@@ -77,8 +77,11 @@ _SEARCH = """WITH by_word AS (
     WHERE owner = %(owner)s AND number IN (
         (SELECT number FROM by_word GROUP BY number ORDER BY sum(weight) DESC, number DESC LIMIT %(most)s) UNION ALL
         (SELECT number FROM memories WHERE owner = %(owner)s AND number IN (SELECT number FROM by_bits)
-         ORDER BY vector <=> %(vector)s::halfvec LIMIT %(most)s))
+         ORDER BY vector <=> %(vector)s::halfvec LIMIT %(most)s) UNION ALL
+        (SELECT number FROM memories WHERE owner = %(owner)s AND embedder = %(embedder)s
+         AND %(without)s::bigint IS NOT NULL AND thread = %(without)s::bigint ORDER BY number DESC LIMIT %(most)s))
     ORDER BY number"""
+"""The last of them are of the session that is left out: they correct the memories of others."""
 
 
 class PostgresMemories(Backend):
@@ -169,7 +172,7 @@ class PostgresMemories(Backend):
         candidates = Candidates(self._embedder)
         candidates.take([(*row, blob and _quantized(blob)) for *row, blob, _ in rows])
         records = {number: record for number, *_, record in rows}
-        return candidates.ranked(question, vector, limit, None, lambda _: records)
+        return candidates.ranked(question, vector, limit, without_thread, lambda _: records)
 
     def close(self) -> None:
         """Closes all connections; what is used later opens new ones."""
