@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections import deque
 from contextlib import suppress
 from itertools import chain
@@ -40,9 +41,13 @@ class CallCopy(NamedTuple):
 
 
 class IndexWriter:
-    """Gathers what is written of packs, by the folder of their user, and writes a block when it has enough of them."""
+    """Gathers what is written of packs, by the folder of their user, and writes a block when it has enough of them.
+
+    Threads may share it, as the recorders of a store and of its copies do.
+    """
 
     def __init__(self) -> None:
+        self._lock = threading.Lock()
         self._users: dict[str, dict[str, tuple[str, str | None]]] = {}
         self._waiting = 0
 
@@ -57,30 +62,31 @@ class IndexWriter:
     def add(self, files: Files, pack_path: str, manifest: bytes) -> None:
         """Takes in a pack that was written to a place."""
         owner = pack_path.rsplit("/", 3)[0]
-        calls = self._users[owner] = self._users.pop(owner, {})  # the user of the latest call comes last
-        self._waiting += pack_path not in calls
-        calls[pack_path] = manifest.decode(), None
-        count = _BLOCK_CALLS if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS else 0
-        if not count and self._waiting > _MOST_WAITING:
-            # Of the user with most, the one that called longest ago first.
-            owner = max(self._users, key=lambda name: len(self._users[name]))
-            calls = self._users.pop(owner)
-            count = len(calls)
-        self._waiting -= count
+        with self._lock:
+            calls = self._users[owner] = self._users.pop(owner, {})  # the user of the latest call comes last
+            self._waiting += pack_path not in calls
+            calls[pack_path] = manifest.decode(), None
+            count = _BLOCK_CALLS if len(calls) >= _BLOCK_CALLS + _UNFINISHED_CALLS else 0
+            if not count and self._waiting > _MOST_WAITING:
+                # Of the user with most, the one that called longest ago first.
+                owner = max(self._users, key=lambda name: len(self._users[name]))
+                calls = self._users.pop(owner)
+                count = len(calls)
+            self._waiting -= count
+            block = [(path.removeprefix(f"{owner}/"), *calls.pop(path)) for path in list(calls)[:count]]
         if count >= _LEAST_CALLS:
-            _write_block(files, owner, calls, count)
+            _write_block(files, owner, block)
 
     def add_outcome(self, pack_path: str, outcome: bytes) -> None:
         """Takes in the outcome of a pack that waits for its block."""
-        calls = self._users.get(pack_path.rsplit("/", 3)[0], {})
-        if pack_path in calls:
-            calls[pack_path] = calls[pack_path][0], outcome.decode()
+        with self._lock:
+            calls = self._users.get(pack_path.rsplit("/", 3)[0], {})
+            if pack_path in calls:
+                calls[pack_path] = calls[pack_path][0], outcome.decode()
 
 
-def _write_block(files: Files, owner: str, calls: dict[str, tuple[str, str | None]], count: int) -> None:
-    """Writes the first calls and takes them out of what waits. Those of a session that was forgotten meanwhile, which
-    its first pack tells, are passed over."""
-    block = [(pack_path.removeprefix(f"{owner}/"), *calls.pop(pack_path)) for pack_path in list(calls)[:count]]
+def _write_block(files: Files, owner: str, block: list[tuple[str, str, str | None]]) -> None:
+    """Writes calls. Those of a session that was forgotten meanwhile, which its first pack tells, are passed over."""
     first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
     manifests = {session: f"{owner}/{pack_path}/{MANIFEST}" for session, pack_path in first_of_session.items()}
     forgotten = {session for session, path in manifests.items() if files.lacks(path)}

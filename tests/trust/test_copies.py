@@ -91,6 +91,32 @@ def test_a_copied_store_shares_what_waits_for_its_index_and_a_pickled_one_takes_
     assert copy.deepcopy(store)._index is store._index
 
 
+def test_copies_of_a_store_write_to_one_index_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aether_context.store.index._write_block", lambda files, owner, block: blocks.append(block))
+    store, faults, blocks = PackStore(tmp_path / "packs"), list[Exception](), list[Any]()
+    count, before = 5_000, sys.getswitchinterval()
+
+    def write(copied: PackStore, name: str) -> None:
+        try:
+            for number in range(count):
+                user = f"shop/user-{number // 200 % 5}/s/packs"
+                copied._index.add(copied.files, f"{user}/{name}{number}", b"{}")
+        except Exception as error:
+            faults.append(error)
+
+    writers = [threading.Thread(target=write, args=(copy.deepcopy(store), name)) for name in "abcd"]
+    sys.setswitchinterval(1e-6)
+    try:
+        for writer in writers:
+            writer.start()
+        for writer in writers:
+            writer.join()
+    finally:
+        sys.setswitchinterval(before)
+    assert not faults
+    assert sum(map(len, blocks)) + store._index._waiting == 4 * count
+
+
 def test_a_store_is_copied_while_packs_are_written(tmp_path: Path) -> None:
     store, stopped = PackStore(tmp_path / "packs"), threading.Event()
 
