@@ -100,17 +100,16 @@ def test_what_stands_in_the_conversation_takes_no_older_memorys_place() -> None:
     assert "planted by Ilse" in chat.sent[-1].human()
 
 
-def test_memories_bring_back_what_an_agent_is_not_shown_of_its_session() -> None:
+@pytest.mark.parametrize("what", ["no contents", "compacted"])
+def test_memories_bring_back_what_an_agent_is_not_shown_of_its_session(what: str) -> None:
     summarizer = LlmEventSummarizer(llm=Scripted(model="gemini-2.5-flash", script=["About family."] * 9, sent=[]))
     compaction = EventsCompactionConfig(compaction_interval=2, overlap_size=0, summarizer=summarizer)
-    parts: list[dict[str, Any]] = [
-        {"settings": {"include_contents": "none"}},
-        {"app_settings": {"events_compaction_config": compaction}},
-    ]
-    for options in parts:
-        chat = Chat(memory=HybridMemoryService(), policy=REMEMBER, script=["Noted."] * 9, **options)
-        chat.say("My sister Mia lives in Bergen.", "I like red roses.", "I like tea.", "Where does my sister Mia live?")
-        assert "Bergen" in chat.sent[-1].human()
+    settings = {"include_contents": "none"} if what == "no contents" else {}
+    app_settings = {"events_compaction_config": compaction} if what == "compacted" else {}
+    options: dict[str, Any] = {"settings": settings, "app_settings": app_settings}
+    chat = Chat(memory=HybridMemoryService(), policy=REMEMBER, script=["Noted."] * 9, **options)
+    chat.say("My sister Mia lives in Bergen.", "I like red roses.", "I like tea.", "Where does my sister Mia live?")
+    assert "Bergen" in chat.sent[-1].human()
 
 
 def test_a_correction_of_this_session_dates_the_memory_that_it_corrects() -> None:
