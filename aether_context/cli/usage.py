@@ -110,7 +110,10 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
 
 
 def _print(
-    by: Sequence[str], rows: Sequence[tuple[Sequence[str], JSON]], whole: JSON, strategy_acts: Mapping[str, JSON]
+    by: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Mapping[str, JSON]]],
+    whole: Mapping[str, JSON],
+    strategy_acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
     table: list[tuple[object, ...]] = []

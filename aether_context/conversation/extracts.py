@@ -119,15 +119,17 @@ def shorten_content(
     return content
 
 
-def mark_of(part: Part, media: Mapping[str, str]) -> str:
-    """The mark that stands for the medium in a part; empty where it has none.
+def medium_key(part: Part) -> tuple[str, str]:
+    """The hash of the bytes of the medium in a part, or else the address of a file elsewhere; the other is empty."""
+    wire = json.loads(part.wire) if part.kind == "media" else {}
+    digest = str((wire.get("inline_data") or {}).get("data") or "")
+    return digest, "" if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
 
-    Args:
-        media: the marks by the hashes of the bytes, or by the address of a file elsewhere.
-    """
-    wire = json.loads(part.wire) if media and part.kind == "media" else {}
-    key = (wire.get("inline_data") or {}).get("data") or (wire.get("file_data") or {}).get("file_uri")
-    return media.get(key, "") if isinstance(key, str) else ""
+
+def mark_of(part: Part, media: Mapping[str, str]) -> str:
+    """The mark that stands for the medium in a part, of those by hash or address; empty where it has none."""
+    key = "".join(medium_key(part)) if media else ""
+    return media.get(key, "") if key else ""
 
 
 def without_media(raw: Content, media: Mapping[str, str]) -> Content:

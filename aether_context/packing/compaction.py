@@ -392,6 +392,8 @@ def shorten_summary(draft: Draft, room: int | None = None) -> None:
     Args:
         room: the tokens for it; by default what the input budget leaves.
     """
+    if not draft.history.summary:
+        return
     history, counter, tokens = draft.history, draft.counter, draft.conversation_tokens()
     summary = recap(
         [],

@@ -154,17 +154,17 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
     # The pack is then built a second time, with the turns that are found. The session recall of LoCoMo is .933 so, and
     # falls to .133 where the first build is sent.
     source, budget = pack.source, pack.allocation.budget
+    if source.search.turns is not None or not pack.to_store.chose:
+        return None
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
     # Words that stand there without what was sent beside them are not looked for.
     extracts = (item for item in pack.contents if item.form == "extract" and is_human(item.raw))
     sent = pack.whole.union(item.origin for item in extracts if item.raw.text in item.content.text)
     forms = {row.form for at, row in enumerate(pack.rows[: len(source.request.contents)]) if at not in sent}
-    shortened = not forms.isdisjoint(("placeholder", "extract", "told"))
-    if source.search.turns is not None or not (pack.to_store.chose and (cut or shortened)):
+    if not cut and forms.isdisjoint(("placeholder", "extract", "told")):
         return None
-    return frozenset(source.request.positions[at] for at in sent), None if cut else max(
-        budget // 10, (budget - pack.tokens.expected) // 2
-    )
+    room = None if cut else max(budget // 10, (budget - pack.tokens.expected) // 2)
+    return frozenset(source.request.positions[at] for at in sent), room
 
 
 def _is_first_call(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:

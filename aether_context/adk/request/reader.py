@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import enum
-import json
 import marshal
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -20,6 +19,7 @@ from pydantic import BaseModel
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
 from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.extracts import medium_key
 from aether_context.conversation.quotes import NAMELESS, attributed
 from aether_context.conversation.turns import is_human
 from aether_context.evidence.record import evidence_uri, size_words
@@ -217,9 +217,8 @@ def media_marks(*contents: Content) -> dict[str, str]:
     bytes; for a file elsewhere by its address."""
     marks: dict[str, str] = {}
     for part in (part for content in contents for part in content.parts if part.kind == "media" and is_human(content)):
-        wire = json.loads(part.wire)
-        digest = (wire.get("inline_data") or {}).get("data") or ""
-        uri = evidence_uri(digest, "bin") if digest else str((wire.get("file_data") or {}).get("file_uri") or "")
+        digest, file_uri = medium_key(part)
+        uri = evidence_uri(digest, "bin") if digest else file_uri
         is_pdf = part.mime_type == "application/pdf"
         name = "PDF" if is_pdf else _MEDIA_NAMES.get(part.mime_type.partition("/")[0], part.mime_type or "file")
         marks[digest or uri] = f"[{', '.join(filter(None, (name, part.shape, uri)))}]"
