@@ -49,7 +49,6 @@ _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
 _MOST_REASON = 300
 _USUAL_LINES = 100
-_URI = {"type": "string", "description": "Address of the artifact, as a result shows it: artifact://…"}
 _NOTES = {
     "literal": "{matches} of {total} lines hold the query",
     "words": "no line holds the query as it is; {matches} of {total} hold its words",
@@ -260,21 +259,21 @@ _READ_DECLARATION = types.FunctionDeclaration(
     parameters_json_schema={
         "type": "object",
         "properties": {
-            "uri": _URI,
-            "start_line": {"type": "integer", "description": "First line, from 1; -50 is the 50th from the end."},
-            "max_lines": {"type": "integer", "description": f"How many lines; {_USUAL_LINES} where it is left out."},
+            "uri": {"type": "string", "description": "artifact://…"},
+            "start_line": {"type": "integer", "description": "From 1; -50 is the 50th from the end."},
+            "max_lines": {"type": "integer"},
         },
         "required": ["uri"],
     },
 )
 _SEARCH_DECLARATION = types.FunctionDeclaration(
     name=SEARCH,
-    description="Finds lines in a tool result or file that is shown only in part, by exact words or by meaning.",
+    description="Finds lines in a tool result or file, by exact words or by meaning.",
     parameters_json_schema={
         "type": "object",
         "properties": {
-            "uri": _URI,
-            "query": {"type": "string", "description": "An identifier or words as they stand there, or a question."},
+            "uri": {"type": "string"},
+            "query": {"type": "string", "description": "An identifier, words, or a question."},
         },
         "required": ["uri", "query"],
     },

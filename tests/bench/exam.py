@@ -279,10 +279,10 @@ def chats(path: Path) -> list[dict[str, Any]]:
     return runs
 
 
-def long_runs(path: Path, window: int) -> list[Mapping[str, Any]]:
-    """The runs of a file whose whole history passes the window."""
+def long_runs(path: Path, window: int, fits: bool = False) -> list[Mapping[str, Any]]:
+    """The runs of a file whose whole history passes the window; where ``fits``, the others."""
     runs = chats(path) if path.suffix == ".json" else map(as_played, rows_of(path))
-    return [run for run in runs if size_of(run) > window]
+    return [run for run in runs if (size_of(run) <= window) == fits]
 
 
 def as_played(run: Mapping[str, Any]) -> Mapping[str, Any]:

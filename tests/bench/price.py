@@ -1,10 +1,12 @@
 """The price of what later requests still answer: the plugin's marks beside what a user could pick.
 
     AETHER_CONTEXT_DATA=FOLDER python tests/bench/price.py [--window 16000] [--limit N] [--files NAME ...]
-                                                           [--ways NAME ...] [--plot FILE.svg]
+                                                           [--ways NAME ...] [--plot FILE.svg] [--fits]
 
 Sessions, questions and ways are those of exam.py. Beside them stand the whole history, which passes the window, and
-marks: ``compact_at/compact_to``, where ``pays`` cuts once it pays. Tokens and lines are those of tool_runs.py.
+marks: ``compact_at/compact_to``, where ``pays`` cuts once it pays. Tokens and lines are those of tool_runs.py. With
+``--fits`` the sessions are those whose whole history stays within the window, and the last lines give what all of them
+cost together.
 
 over      requests of more tokens than the window, in percent
 price     of a call's input: tokens outside the prefix shared with the request before, and a tenth of those inside
@@ -145,21 +147,26 @@ def main() -> None:
     parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
     parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), metavar="NAME")
     parser.add_argument("--plot", type=Path, help="where an SVG of price and answers is written")
+    parser.add_argument("--fits", action="store_true", help="sessions that fit the window in place of those that do not")
     given = parser.parse_args()
     if not (data := os.environ.get("AETHER_CONTEXT_DATA")):
         print("skipped: AETHER_CONTEXT_DATA names no folder with recorded runs")
         return
     points: dict[tuple[str, str], tuple[float, float]] = {}
+    together: dict[str, float] = {}
 
     def rows() -> Iterator[tuple[list[str], list[Figures]]]:
         for file in given.files:
-            runs = long_runs(Path(data, file), given.window)[: given.limit]
+            runs = long_runs(Path(data, file), given.window, given.fits)[: given.limit]
             for way in given.ways if runs else ():
                 sessions = measured(runs, way, given.window)
                 points[file, way] = point(sessions)
+                together[way] = together.get(way, 0.0) + sum(one["in all"][0] for one in sessions)
                 yield [file, way], sessions
 
     print_table(("file", "way"), COLUMNS, rows())
+    for way, total in together.items() if given.fits else ():
+        print(f"{way}: {total:,.0f} in all sessions together")
     if given.plot:
         given.plot.write_text(plot(points))
 
