@@ -30,7 +30,7 @@ LATER = (
 def loaded_by(code, after=""):
     """Modules that the code loads in a fresh interpreter, and their packages, beyond what ``after`` loads before."""
     script = f"import sys\n{after}\nknown = set(sys.modules)\n{code}\nprint(*set(sys.modules) - known)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=60)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=False, timeout=300)
     assert done.returncode == 0, done.stderr
     names = done.stdout.split()
     return {*names, *(name.partition(".")[0] for name in names)}

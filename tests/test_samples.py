@@ -141,7 +141,7 @@ def test_adk_run_answers_what_is_typed(name: str, tmp_path: Path) -> None:
         capture_output=True,
         text=True,
         check=False,
-        timeout=60,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr
     assert sample.answer_again in done.stdout.partition(sample.answer)[2]

@@ -86,7 +86,7 @@ def figures() -> dict[str, float]:
         capture_output=True,
         text=True,
         check=True,
-        timeout=120,
+        timeout=600,
     )
     report = json.loads(run.stdout)
     entered = {tuple(function) for function in report.pop("entered")}

@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
     parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), metavar="NAME")
     parser.add_argument("--plot", type=Path, help="where an SVG of price and answers is written")
-    parser.add_argument("--fits", action="store_true", help="sessions that fit the window in place of those that do not")
+    parser.add_argument("--fits", action="store_true", help="sessions that fit the window, not the others")
     given = parser.parse_args()
     if not (data := os.environ.get("AETHER_CONTEXT_DATA")):
         print("skipped: AETHER_CONTEXT_DATA names no folder with recorded runs")
