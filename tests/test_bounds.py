@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 from typing import Any
 from unittest.mock import patch
 
@@ -12,16 +13,18 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from matrix import but_slow, part_slow
 from plans import PLAN, planned, words
-from scripted import Chat, Memories, call, faults, remembered
+from scripted import Chat, Memories, call, faults, look_up, remembered
 from timing import lines_of
 
 from aether_context import PackPolicy
+from aether_context.adk import packer
 from aether_context.adk.bounds import Waits
 from aether_context.conversation import strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.errors import StepTooLarge
-from aether_context.pack import Content
+from aether_context.pack import Content, Pack, PackInput
+from aether_context.packing import build_pack
 
 
 class Stubborn(Memories):
@@ -183,3 +186,23 @@ def test_requests_of_equal_parts_are_valid_in_any_window(seed: int) -> None:
     chat = run(seed)
     assert chat.sent
     assert [sent.faults for sent in chat.sent if sent.faults] == []
+
+
+def test_messages_and_cuts_are_packed_off_the_event_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+    builds: list[tuple[str, bool]] = []
+
+    def build(source: PackInput, *arguments: Any, **settings: Any) -> Pack:
+        pack = build_pack(source, *arguments, **settings)
+        cuts = any(event.stage == "cut" for event in pack.events)
+        kind = "cut" if cuts else "message" if source.request.first_call else "append"
+        builds.append((kind, threading.current_thread() is threading.main_thread()))
+        return pack
+
+    monkeypatch.setattr(packer, "build_pack", build)
+    looks = [[call("look_up", key=f"key-{turn}-{at}") for at in range(14)] for turn in range(4)]
+    script = [reply for turn, calls in enumerate(looks) for reply in (*calls, f"That was question {turn}.")]
+    chat = Chat(policy=PackPolicy(max_input_tokens=6_000), tools=[look_up], script=script)
+    chat.say(*(f"Question {at}?" for at in range(4)))
+    assert {kind for kind, _ in builds} == {"cut", "message", "append"}
+    assert {kind for kind, is_on_loop in builds if is_on_loop} == {"append"}
+    assert sum(not is_on_loop for kind, is_on_loop in builds if kind == "append") < len(builds) / 10

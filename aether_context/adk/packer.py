@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from bisect import bisect_right
 from functools import lru_cache, partial
 
 from google.adk.agents.callback_context import CallbackContext
@@ -274,10 +275,10 @@ class RequestPacker:
         prepared = prepared.with_source(usage=usage)._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
-            """A pack, off the event loop where that would be felt: with large contents, or with a provider that is
-            asked."""
-            large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
-            is_instant = large <= _INSTANT_CHARACTERS and not policy.redact_prompt
+            """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
+            masks, or with a provider that is asked."""
+            before = last.pack if last is not None else None
+            is_instant = _is_little(source, policy, before) and not policy.redact_prompt
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)
@@ -377,3 +378,14 @@ class RequestPacker:
             error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
+
+
+def _is_little(source: PackInput, policy: PackPolicy, before: Pack | None) -> bool:
+    """Tells whether a pack goes on from the one before with little that is new, and with no cut, as far as one sees."""
+    request = source.request
+    if before is None or request.first_call:  # a message comes with memories and recalled turns
+        return False
+    known = bisect_right(request.positions, max(before.source.request.positions, default=-1))
+    new = sum(len(part.text) for content in request.contents[known:] for part in content.parts)
+    room = (policy.conversation.compact_at or 1) * before.allocation.budget - before.tokens.counted
+    return new <= min(_INSTANT_CHARACTERS, 2 * room)

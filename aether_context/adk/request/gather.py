@@ -14,7 +14,7 @@ from google.adk.sessions.state import State
 from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
-from aether_context.adk.bounds import Waits, in_thread
+from aether_context.adk.bounds import Waits, aside, in_thread
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
 from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
 from aether_context.adk.request.history import AgentHistory, HistoryRow, first_position, origins_of
@@ -65,6 +65,8 @@ _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 _USUAL_CACHED_PRICE = 0.1
 _DAY = 86_400
 """Seconds."""
+_CONTENT_CHARACTERS = 500
+"""What a content is taken to have."""
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
 
@@ -208,7 +210,9 @@ class Gatherer:
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
-        source = follow(begin=begin, restored=contents.first)
+        # Off the event loop where many contents are read for the first time.
+        unread = len(contents) - (last.length if last is not None else 0)
+        source = await aside(_CONTENT_CHARACTERS * unread, partial(follow, begin=begin, restored=contents.first))
         if frozen.has_changed and is_trusted:
             # The host rewrote what was read before, so that nothing about it is taken for granted.
             state.contents = AgentContents()
