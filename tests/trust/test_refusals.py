@@ -209,6 +209,10 @@ LARGE = {
     "Copilot": "Too many images in request: 11 images provided, but the model supports a maximum of 10 images.",
     "OpenRouter": "request contains 52 images, exceeding the maximum of 4 allowed per request",
     "Mistral": "Too many images in request. Max is 8.",
+    "Copilot, addresses": "too many URL images in request (max 20)",
+    "a gateway": "too many images in the message, max allowed is 16",
+    "AgnesCode": "litellm.BadRequestError: OpenAIException - {'message': 'Image count 5 exceeds limit 4 per request.'}",
+    "a number of images": "The number of images in the request exceeds the limit of 4.",
 }
 
 
