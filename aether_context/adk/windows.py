@@ -160,8 +160,8 @@ class Windows:
         learned = Learned(limit, time.time())
         self._put(session, key, learned, state)
         if reached and not refused.is_echo:  # what several users repeat is none of the others' business
-            others = list((self._users.get(key) or {}).items())[-_MOST_KEPT:]
-            self._users.put(key, {**dict(others), session[:2]: learned})
+            earlier_users = list((self._users.get(key) or {}).items())[-_MOST_KEPT:]
+            self._users.put(key, {**dict(earlier_users), session[:2]: learned})
         stated = policy.window_of(served_model.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
