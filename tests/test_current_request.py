@@ -12,8 +12,14 @@ from google.adk.artifacts import InMemoryArtifactService
 from google.adk.tools.load_artifacts_tool import load_artifacts_tool
 from google.genai import types
 from plans import PLAN, small, words
-from scripted import Chat, Memories, call, remembered
+from scripted import Chat, Memories, call, remembered, results
 from teams import DEPRECATED, Counting, agent
+
+from aether_context import PackStore
+from aether_context.adk import ContextPackPlugin
+from aether_context.adk.request.reader import Reader
+from aether_context.errors import StoreError
+from aether_context.evidence.record import message_uri
 
 ORDERS = "\n".join(f"parcel {at * 7919 % 10007} to dock {at % 9} weighs {at * 37 % 101} kg" for at in range(34))
 
@@ -33,6 +39,30 @@ def ledger(number: int) -> Any:
 def reads(turn: int, count: int) -> list[types.Part]:
     """Parallel calls of a turn."""
     return [call(f"ledger_{(turn + at) % 9}", order=f"o{turn}-{at}", note=words(40, f"n{turn}")) for at in range(count)]
+
+
+class Unwritten(PackStore):
+    """A store to which no pack gets, as one whose writes wait behind others."""
+
+    def write(self, recording: Any, outcome: Any = None) -> Any:
+        raise StoreError("it is busy")
+
+
+@pytest.mark.parametrize("kind", [PackStore, Unwritten])
+@pytest.mark.parametrize("redact", [(), (r"\bparcel\b",)])
+def test_the_middle_that_a_long_request_lost_is_read_in_the_same_turn(kind, redact):
+    """A model may ask for it before the pack is in the store."""
+    request = "\n".join(f"row {at}: parcel {at * 7919 % 10007} to dock {at % 9}" for at in range(900))
+    policy, store = small(8_000, redact=redact), kind(f"memory://long-{kind.__name__}-{len(redact)}")
+    address = message_uri(Reader().content(types.UserContent(request), "").digest)
+    script = [call("search_artifact", uri=address, query="row 471:"), "Read."]
+    chat = Chat(script, [ledger(1)], plugin=ContextPackPlugin(policy=policy, store=store))
+    events = chat.say(request)
+    assert address in chat.sent[0].text
+    assert "row 471:" not in chat.sent[0].text
+    (found,) = results(events)
+    assert f"row 471: {'[redacted]' if redact else 'parcel'}" in found["found"][0]["text"]
+    assert results(chat.say("And?", session="another")) == []
 
 
 @pytest.mark.parametrize(

@@ -98,6 +98,8 @@ FORMS: dict[str, tuple[Any, list[bytes]]] = {
     "a dump": (f"body\n{dumped(IMAGE)}\n{READING}", [IMAGE]),
     "a dump of words": (f"body\n{dumped(b'deadbeef ab cd e' * 200)}\n{READING}", [b"deadbeef ab cd e" * 200]),
     "bytes in JSON": (nested({"raw": list(IMAGE)}, 2, indent=2), [IMAGE]),
+    "bytes in C without brackets": (f"body {', '.join(f'0x{byte:02x}' for byte in DATA)} sent\n{READING}", [DATA]),
+    "escaped bytes": (f"body {''.join(f'{chr(92)}x{byte:02x}' for byte in DATA)} sent\n{READING}", [DATA]),
     "bytes in C": (f"x[] = {{{', '.join(map(hex, IMAGE))}}}; // {READING}", [IMAGE]),
     "a vector in JSON": (nested({"embedding": VECTOR}), [json.dumps(VECTOR).encode()]),
     "a vector in words": (f"It is {VECTOR}. {READING}", [str(VECTOR).encode()]),

@@ -225,6 +225,27 @@ def test_what_was_called_stays_declared_when_a_cut_takes_the_call() -> None:
     chat.replays()
 
 
+def test_what_was_found_long_ago_gives_way_so_that_the_conversation_keeps_its_room() -> None:
+    """An agent that has used all of its tools, one after another, declares those of the last while."""
+    rounds = [(call("find_tools", query=name.replace("_", " ")), call(name, number="1"), "Done.") for name in NAMES]
+    chat = many(*(reply for round_ in rounds for reply in round_), policy=SMALL.changed(max_input_tokens=5_000))
+    questions = [f"Please {name}: " + " ".join(f"{name}{at}" for at in range(30)) for name in NAMES]
+    events = chat.say(*questions)
+    assert [answer["result"] for answer in results(events)[1::2]] == [f"{name} did 1" for name in NAMES]
+    manifests = chat.manifests()
+    assert all(one.allocation["tools"].used < one.window // 2 for one in manifests)
+    assert all(questions[at // 3] in one.text for at, one in enumerate(chat.sent)), "each question stands whole"
+    for name, found, called in zip(NAMES, declared(chat)[1::3], declared(chat)[2::3], strict=True):
+        assert name in found
+        assert name in called
+    behind = [set(names[names.index("find_tools") + 1 :]) for names in declared(chat)]
+    assert behind[-1] < set().union(*behind), "and the first ones are found again"
+    chat.restart()
+    chat.say("And again?")
+    assert declared(chat)[-1] == declared(chat)[-2]
+    chat.replays()
+
+
 def test_what_is_found_among_tools_is_no_evidence() -> None:
     item = {"id": "a", "text": "Seen", "needs_evidence": True}
     plan = {"plan": {"steps": [{"text": "Rename it", "acceptance": [item]}]}}

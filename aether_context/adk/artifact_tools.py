@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -21,6 +22,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.past import CALL, past_events, read_past
+from aether_context.adk.request.reader import Reader
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, short, strings
@@ -29,7 +31,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
 from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import stored_bytes
-from aether_context.evidence.record import READ, SEARCH, STORED, size_words
+from aether_context.evidence.record import READ, SEARCH, STORED, message_uri, size_words
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import artifact_owner
@@ -160,7 +162,7 @@ class Readers:
             events, sees_own = await past_events(context), self._sees_own(context)
             data = await asyncio.to_thread(read_past, context, events, self._store.files, self._mask, sees_own)
         elif uri.startswith(f"{SCHEME}messages/"):
-            data = await asyncio.to_thread(self._store.message, *session_key(context), uri.removeprefix(SCHEME))
+            data = await asyncio.to_thread(self._message, uri, context)
         else:
             data = await _artifact(uri, context)
         if data is None:
@@ -177,6 +179,17 @@ class Readers:
         if key is not None:
             self._texts.put(key, searcher)
         return searcher
+
+    def _message(self, uri: str, context: ToolContext) -> bytes | None:
+        """The text of a message that was too long; the session's own until its pack is written, which a tool that
+        answers fast does not wait for."""
+        with suppress(StoreError):
+            if (data := self._store.message(*session_key(context), uri.removeprefix(SCHEME))) is not None:
+                return data
+        reader, events = Reader(), reversed(tuple(context.session.events))
+        messages = (reader.content(event.content, "") for event in events if event.author == "user" and event.content)
+        text = next((content.text for content in messages if message_uri(content.digest) == uri), None)
+        return None if text is None else (self._mask(text) if self._mask else text).encode("utf-8", "surrogatepass")
 
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
         """Looks up the record of a piece of the session's evidence; asks the store, too, where the host loaded a part

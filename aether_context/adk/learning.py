@@ -35,7 +35,7 @@ def sent_text(last: PreviousCall | None) -> str:
     if last is None:
         return ""
     tools = (tool.wire for tool in last.pack.source.request.tools)
-    parts = (part.text for outgoing in last.pack.contents for part in outgoing.content.parts)
+    parts = (part.text or part.wire for outgoing in last.pack.contents for part in outgoing.content.parts)
     return "\n".join([last.pack.system, *tools, *parts])
 
 

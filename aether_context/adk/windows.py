@@ -80,8 +80,8 @@ class Learned(NamedTuple):
 class Windows:
     """The limits of models, with those that refusals have taught this process. Safe to share between threads.
 
-    A refusal counts for its session. For the process counts what two users' sessions were refused, the smaller of two
-    limits for its own session alone: an error may repeat what somebody wrote.
+    A refusal counts for its session. For the process counts what two users' sessions were refused at once, the smaller
+    of two limits for its own session alone: an error may repeat what somebody wrote.
     """
 
     def __init__(self) -> None:
@@ -159,7 +159,9 @@ class Windows:
             return second
         learned = Learned(limit, time.time())
         self._put(session, key, learned, state)
-        self._users.put(key, {**dict(list((self._users.get(key) or {}).items())[-_MOST_KEPT:]), session[:2]: learned})
+        if reached and not refused.is_echo:  # what several users repeat is none of the others' business
+            earlier_users = list((self._users.get(key) or {}).items())[-_MOST_KEPT:]
+            self._users.put(key, {**dict(earlier_users), session[:2]: learned})
         stated = policy.window_of(served_model.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."

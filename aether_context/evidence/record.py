@@ -103,6 +103,11 @@ def evidence_uri(digest: str, ending: str) -> str:
     return f"{SCHEME}evidence/{short(digest, _DIGITS)}.{ending}"
 
 
+def message_uri(digest: str) -> str:
+    """The address of what was taken out of a message that was too long, by the hash of the message."""
+    return f"{SCHEME}messages/{short(digest, _DIGITS)}.txt"
+
+
 def evidence_key(uri: str) -> str | None:
     """The digits by which an address names its evidence; None where it is not such an address."""
     match = _URI.fullmatch(uri.strip())

@@ -16,7 +16,6 @@ from collections.abc import Sequence
 from functools import partial
 from typing import Literal
 
-from aether_context.canonical import short
 from aether_context.conversation import units
 from aether_context.conversation.extracts import (
     LEAST_EXTRACT,
@@ -27,6 +26,7 @@ from aether_context.conversation.extracts import (
     shorten_content,
 )
 from aether_context.conversation.turns import is_instruction, protected, turn_start, unread_exchange
+from aether_context.evidence.record import message_uri
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
 from aether_context.packing import payload
 from aether_context.packing.compaction import (
@@ -282,7 +282,7 @@ def _shorten_message(draft: Draft, raw: Content, task: int, over: int) -> None:
 def _shorter_request(draft: Draft, raw: Content, room: int, min_tokens: int) -> str:
     """The request, or what was handed over, with a note in the place of its middle, in about ``room`` tokens."""
     counter = draft.counter
-    uri = f"artifact://messages/{short(raw.digest, 16)}.txt"
+    uri = message_uri(raw.digest)
     records = draft.policy.record == "full"
     where = f"; the whole of it is {uri}" if records and draft.input.host.can_read else ""
     note = f"[The middle of this message is left out{where}]"

@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
+from itertools import accumulate
 
 from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSelection
@@ -19,7 +20,9 @@ _ASIDE |= {"record_entity", "remember", "remember_note", "cut_now"}
 """Tools of this package that are declared beside a step's tools only where the step, or the policy, names them."""
 _LEAST_TOOLS, _MOST_SHARE = 10, 0.2
 """So many tools are declared at least; an agent with no more of them has all declared. Others have this share of the
-input budget."""
+input budget, and what a session has found or called of the rest has as much again."""
+MOST_FOUND = 5
+"""Tools that one look for tools finds, and those of the rest that are declared at least."""
 
 
 _WIRE = canonical_json(
@@ -43,7 +46,7 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     has found or called of those; None where all are declared.
 
     The first part follows from the declarations and the policy alone, so that all sessions of an agent share the head
-    of their prompts. The last part only grows.
+    of their prompts. The last part grows up to its share; what was named longest ago leaves it then.
     """
     source, settings, counter = draft.input, draft.policy.tools, draft.counter
     tools = source.request.tools
@@ -73,12 +76,19 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     used |= {name for name, why in source.epoch.tools.items() if why == "used"}
     # By first appearance: one that is inserted would end the prefix before those that are declared already. Stores sort
     # what the state holds, so that what the conversation no longer shows comes first, in the host's order.
-    named = dict.fromkeys(
+    mentions = [
         name for content in contents for name in (*_found_tool_names(content), *(part.name for part in content.calls))
-    )
-    places = {name: at for at, name in enumerate(named)}
+    ]
+    places = {name: at for at, name in enumerate(dict.fromkeys(mentions))}
+    # Without an end, those of a long session would take the window: 120 tools, each found once, took 14,000 of 8,000.
+    last_places = {name: at for at, name in enumerate(mentions)}
     later = [tool for tool in tools if tool.name not in reasons and (tool.name in earlier or tool.name in places)]
-    behind = sorted(later, key=lambda tool: places.get(tool.name, -1))
+    later.sort(key=lambda tool: (-last_places.get(tool.name, -1), tool.name not in used))
+    ends = accumulate(costs[tool.name] for tool in later)
+    room = int(_MOST_SHARE * draft.input_budget)
+    stay = {tool.name for at, (tool, end) in enumerate(zip(later, ends, strict=True)) if at < MOST_FOUND or end <= room}
+    behind = [tool for tool in tools if tool.name in stay]
+    behind.sort(key=lambda tool: places.get(tool.name, -1))
     reasons |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(
         sent=(*(tool for tool in tools if tool.name in reasons and tool not in behind), FIND_TOOLS, *behind),

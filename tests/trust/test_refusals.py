@@ -93,6 +93,35 @@ def test_words_that_an_error_repeats_shrink_nobodys_window(
     figure("shrunk", sum(window != 100_000 for window in windows))
 
 
+def names_words(request: LlmRequest, words: str) -> bool:
+    """Tells whether a request holds words, in a text or in what names a medium."""
+    parts = [part for content in request.contents for part in content.parts or ()]
+    names = [part.file_data.file_uri for part in parts if part.file_data]
+    names += [part.inline_data.display_name for part in parts if part.inline_data]
+    return any(words in text for text in (all_text(request), *filter(None, names)))
+
+
+@pytest.mark.parametrize("words", WORDS)
+@pytest.mark.parametrize("where", ["text", "address", "name"])
+def test_words_that_many_users_repeat_shrink_no_other_window(words: str, where: str, figure: Figure) -> None:
+    """Each of them repeats them until their own session believes them."""
+    chat = refusing(lambda request: ECHOES[0](words) if names_words(request, words) else None)
+    pieces = [types.Part(text=f"mallory: {words if where == 'text' else 'see the file'} " + "w " * 1_200)]
+    if where == "address":
+        pieces.append(types.Part.from_uri(file_uri=f"gs://bucket/{words}.png", mime_type="image/png"))
+    elif where == "name":
+        blob = types.Blob(data=b"\x89PNG\r\n\x1a\n", mime_type="image/png", display_name=f"{words}.png")
+        pieces.append(types.Part(inline_data=blob))
+    for user in ("bob", "cleo", "dan"):
+        for _ in range(4):
+            with suppress(RuntimeError):
+                chat.say(types.UserContent(parts=pieces), user=user, session=user)
+    chat.say("What was my order number?")
+    windows = [manifest.window for manifest in chat.store.manifests(user="ann")]
+    assert windows == [100_000]
+    figure("shrunk", sum(window != 100_000 for window in windows))
+
+
 @pytest.mark.parametrize("words", WORDS)
 def test_words_in_a_tools_result_cost_that_call_alone(words: str) -> None:
     def fetch() -> dict[str, str]:
@@ -209,6 +238,10 @@ LARGE = {
     "Copilot": "Too many images in request: 11 images provided, but the model supports a maximum of 10 images.",
     "OpenRouter": "request contains 52 images, exceeding the maximum of 4 allowed per request",
     "Mistral": "Too many images in request. Max is 8.",
+    "Copilot, addresses": "too many URL images in request (max 20)",
+    "a gateway": "too many images in the message, max allowed is 16",
+    "AgnesCode": "litellm.BadRequestError: OpenAIException - {'message': 'Image count 5 exceeds limit 4 per request.'}",
+    "a number of images": "The number of images in the request exceeds the limit of 4.",
 }
 
 

@@ -18,7 +18,7 @@ from pydantic import BaseModel
 from aether_context.adk.call import ESSENTIAL_MARK, ModelCall
 from aether_context.adk.windows import ServedModel
 from aether_context.pack import Content, Outgoing, Pack, Part, Tool
-from aether_context.packing.tools import FIND_TOOLS
+from aether_context.packing.tools import FIND_TOOLS, MOST_FOUND
 from aether_context.tokens.model_limits import bare_model_name, provider_of
 
 
@@ -187,9 +187,6 @@ def uploaded_anew(request: LlmRequest, models: Sequence[ServedModel]) -> str:
     return next((_UPLOADED.format(kind) for kind in kinds if kind and not kind.startswith(_INLINE)), "")
 
 
-_MOST_FOUND = 5
-
-
 class FindTools(BaseTool):
     """Finds tools among all that an agent has. What it answers stays in the session, and the next pack declares it.
 
@@ -231,7 +228,7 @@ class FindTools(BaseTool):
         words = {query.strip(), *re.findall(r"[\w.:-]+", query)}
         named = [tool for tool in hidden if tool.name in words]
         best = [tool for tool in sorted(hidden, key=lambda tool: -scores[tool.name]) if scores[tool.name] > 0]
-        tools = list(dict.fromkeys([*named, *best]))[:_MOST_FOUND]
+        tools = list(dict.fromkeys([*named, *best]))[:MOST_FOUND]
         if not any(scores.values()) and hidden and not named:
             note = "Nothing in their descriptions has these words. Ask again with the names of those that fit."
             return {"found": [], "all_tools": [tool.name for tool in hidden], "note": note}
