@@ -22,8 +22,8 @@ from google.adk.tools.tool_context import ToolContext
 from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.call import SessionKey, caller_of, calling, session_key
 from aether_context.adk.failures import InvalidPlan, OnError, stands_back
+from aether_context.adk.overflow import copy_of
 from aether_context.adk.packer import RequestPacker
-from aether_context.adk.second_try import copy_of
 from aether_context.adk.usage import Calibrations
 from aether_context.adk.windows import Limits, Windows
 from aether_context.adk.wiring import PackerParts, PolicySource, store_of
