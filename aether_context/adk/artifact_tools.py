@@ -26,10 +26,10 @@ from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, short, strings
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
-from aether_context.evidence.lines import is_text
 from aether_context.evidence.media import Medium, can_be_shown
 from aether_context.evidence.offload import stored_bytes
 from aether_context.evidence.record import READ, SEARCH, STORED, size_words
+from aether_context.evidence.show import is_text
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import artifact_owner

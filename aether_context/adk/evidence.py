@@ -43,11 +43,10 @@ from aether_context.canonical import canonical_json, hash_bytes, hash_json, plai
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, evidence_uri, extractor_of, offload
-from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.media import Medium, mark, media_in, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
-from aether_context.evidence.show import summary_of
+from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker

@@ -33,10 +33,9 @@ from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.record import size_words
-from aether_context.evidence.show import show
+from aether_context.evidence.show import MEDIA_TYPES, is_text, show
 from aether_context.plans import PlanShape, parse_plan
 from aether_context.plans.spellings import as_kind
 from aether_context.state import EvidenceShape, StepShape, acceptance_of, current_step, knowledge

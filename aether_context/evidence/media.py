@@ -18,8 +18,8 @@ from typing import Any, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
 from aether_context.canonical import Path, replaced
-from aether_context.evidence.lines import is_text
 from aether_context.evidence.record import READ, EvidenceRecord, size_words
+from aether_context.evidence.show import is_text
 from aether_context.text.json_lines import compact_json
 from aether_context.tokens.media import sniffed
 
