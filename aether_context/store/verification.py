@@ -18,8 +18,8 @@ from aether_context.store.files import segment
 from aether_context.store.index import INDEX, read_block
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import gunzip_bytes, remove_hash
-from aether_context.store.packs import PackStore, Parts, read_record, record_file
+from aether_context.store.pack_file import gunzip_bytes, read_record, record_file, remove_hash
+from aether_context.store.packs import PackStore, Parts
 from aether_context.store.replay import Replayer
 
 _DIGITS = 16
