@@ -137,7 +137,7 @@ class RequestPacker:
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None
         try:
-            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error)
+            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error, again=False)
             if limits is None or first is None or state.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, state, first, limits)
@@ -165,7 +165,7 @@ class RequestPacker:
         try:
             return await ask_again(context.get_invocation_context(), request)
         except Exception as error:
-            await self._learning.learn_failure(context, state.last, request, error, is_second_try=True)
+            await self._learning.learn_failure(context, state.last, request, error, again=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
