@@ -275,7 +275,7 @@ class Pool:
             every: whether texts that answer nothing of it are hits, too.
             without_thread: the number of a thread whose texts are no hits.
         """
-        if terms.asks_when(query):
+        if terms.ASKS_WHEN.search(query):
             base = base * np.where(_with_any(self._terms, self._lengths, terms.DATED), _DATED, 1.0)
         total = self._beside_neighbours(base)
         scores = {**scores, "neighbours": total - base}
@@ -284,7 +284,7 @@ class Pool:
             if spans := terms.named_times(query, now=now):
                 scores["time"] = _TIME_WEIGHT * terms.closeness(self._times, spans)
                 total = total + scores["time"]
-            if terms.asks_for_recent(query):
+            if terms.ASKS_FOR_RECENT.search(query):
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
         scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * np.where(
