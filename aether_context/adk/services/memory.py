@@ -25,6 +25,7 @@ from aether_context.adk.bounds import in_thread
 from aether_context.adk.call import SessionKey, caller_of, session_key
 from aether_context.canonical import JSON, hash_json, plain, short
 from aether_context.errors import SearchIndexError, StoreUnavailable
+from aether_context.pack import values_of
 from aether_context.redaction import Masker
 from aether_context.retrieval.ranking import similarity, without_small_talk
 from aether_context.tokens.counters import SharedLRU
@@ -365,11 +366,5 @@ class MemoryWriter:
         text = text_of_parts(event.content)
         if not without_small_talk(text):
             return None
-        words = types.Part(text=self._mask(text))
-        return Event(
-            id=event.id,
-            invocation_id=event.invocation_id,
-            author=event.author,
-            timestamp=event.timestamp,
-            content=types.Content(role=event.content.role, parts=[words]),
-        )
+        words = types.Content(role=event.content.role, parts=[types.Part(text=self._mask(text))])
+        return Event(content=words, **values_of(event, "id", "invocation_id", "author", "timestamp"))
