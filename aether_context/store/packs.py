@@ -228,18 +228,17 @@ class PackStore:
             PackNotFound: there is none, or more than one.
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        places = self.places(app, user)
-        matches = [pack_path for pack_path in places if name_of(pack_path) == pack_id] or [
+        names = {pack_path: name_of(pack_path) for pack_path in self.places(app, user)}
+        matches = [pack_path for pack_path, name in names.items() if name == pack_id] or [
             pack_path
-            for pack_path in places
-            if pack_id
-            and (name_of(pack_path).startswith(prefix) or name_of(pack_path).rsplit("_", 1)[-1].startswith(pack_id))
+            for pack_path, name in names.items()
+            if pack_id and (name.startswith(prefix) or name.rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         if len(matches) > 1:
-            names = ", ".join(map(name_of, matches[:3]))
-            raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
+            examples = ", ".join(names[pack_path] for pack_path in matches[:3])
+            raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({examples}, …): give more of the id")
         return matches[0]
 
     def read(self, pack_path: str) -> Manifest:

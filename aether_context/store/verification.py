@@ -266,14 +266,13 @@ class _OtherFiles:
         self._records = {(owner, short(record.digest, _DIGITS)) for owner, record in records if record is not None}
         self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
         """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
+        self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
+            path = entry.file.path
             with suppress(AetherContextError, FileNotFoundError):
-                path = entry.file.path
                 for pack_path, copies in read_block(store.files, path).items() if entry.kind == INDEX else ():
                     hashes = [hash_bytes((text or "").encode()) for text in copies]
                     self._copies[pack_path].append((path, hashes[0], hashes[1] if copies[1] else ""))
-        self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for entry in every:
             if entry.kind == "turns":
                 _, start, stop, _ = entry.stem.split("-")
                 self._turns[entry.place].append((int(start), int(stop)))
