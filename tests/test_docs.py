@@ -17,8 +17,7 @@ import pytest
 import yaml
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.plugin import PluginOptions
+from aether_context.adk import ContextPackPlugin, PluginOptions, context_pack_callbacks
 from aether_context.cli import main
 
 ROOT = Path(__file__).parent.parent
