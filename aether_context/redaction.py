@@ -153,15 +153,11 @@ def _address(text: str) -> int:
     return len(text)
 
 
-def _digits(text: str) -> int:
-    return len(text) if 7 <= sum(map(str.isdecimal, text)) <= 17 else 0
-
-
 _CHECKS: Mapping[str, Callable[[str], int]] = {
     "account": _account,
     "luhn": _luhn,
     "address": _address,
-    "digits": _digits,
+    "digits": lambda text: len(text) if 7 <= sum(map(str.isdecimal, text)) <= 17 else 0,
 }
 _NAMES = re.compile(
     r"(?i)pass(?:word|wd|phrase|code|wort)|kennwort|_pass\b|pwd|credential|(?:client|app|consumer|shared)[_-]?secret"

@@ -14,19 +14,13 @@ from scripted import Chat, big_file, call, inside, look_up
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.summary import SUMMARY_TITLE, Summaries, recap
+from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
 TALLY = PackCounter(counter_for("gemini-2.5-flash"))
-
-
-NONE = Summaries("", {})
-
-
-"""No model writes summaries."""
 
 
 def work(count: int, size: int = 20) -> list[Content]:
@@ -42,7 +36,7 @@ def work(count: int, size: int = 20) -> list[Content]:
 
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
     contents = work(5)
-    said_before = recap(contents[:9], contents[9:], max_tokens=400, counter=TALLY, summaries=NONE)
+    said_before = recap(contents[:9], contents[9:], Recap(), max_tokens=400, counter=TALLY)
     assert "- user: Check all reports in docs/reports." in said_before
     assert "docs/reports/r0.md" in said_before
     assert "docs/reports/r4.md" not in said_before, "it stands in what stays"
@@ -53,9 +47,7 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     contents = work(60)
     made, texts = "", []
     for start in range(1, 100, 10):
-        made = recap(
-            contents[start : start + 10], contents[-2:], max_tokens=300, counter=TALLY, summaries=NONE, earlier=made
-        )
+        made = recap(contents[start : start + 10], contents[-2:], Recap(made), max_tokens=300, counter=TALLY)
         assert TALLY.count(made) <= 300
         texts.append(made)
     grown = [later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False)]

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from aether_context.canonical import canonical_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, offload, register_extractor, superseded
-from aether_context.evidence.lines import kind_of
 from aether_context.evidence.passages import Searcher
-from aether_context.evidence.show import show
+from aether_context.evidence.show import kind_of, show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
 from aether_context.text.json_lines import outlined, rendered

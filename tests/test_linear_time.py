@@ -32,10 +32,10 @@ from aether_context.conversation import summary
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
 from aether_context.conversation.normalization import normalize
 from aether_context.conversation.summary import fenced
-from aether_context.evidence import lines, media, record
+from aether_context.evidence import media, record
 from aether_context.evidence.offload import offload
 from aether_context.evidence.passages import Searcher
-from aether_context.evidence.show import show
+from aether_context.evidence.show import is_data, is_text, kind_of, show
 from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
 from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
@@ -233,8 +233,8 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "decoded, from the protocol": lambda text: decoding.decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
     "printable": decoding.printable,
     "read_json": decoding.read_json,
-    "kind_of": lines.kind_of,
-    "is_data": lines.is_data,
+    "kind_of": kind_of,
+    "is_data": is_data,
     "view_of": shorten.lines_view,
     "show": lambda text: show(
         text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
@@ -249,7 +249,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),
     "typed": lambda text: media.typed(text, b""),
-    "is_text": lines.is_text,
+    "is_text": is_text,
     "evidence_key": record.evidence_key,
     "artifact_uris": entities.artifact_uris,
     # search
@@ -257,7 +257,7 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "query_terms": terms.query_terms,
     "identifiers": terms.identifiers,
     "named_times": lambda text: terms.named_times(text, now=1.7e9),
-    "asks_for_recent": terms.asks_for_recent,
+    "asks_for_recent": terms.ASKS_FOR_RECENT.search,
     "retrieve": lambda text: ranking.retrieve(
         [memory(text), memory("other", "n")], k=3, settings=RetrievalSettings(), tail=text
     ),

@@ -10,7 +10,7 @@ from plans import small, turns
 from scripted import Chat
 
 from aether_context.conversation.orders import TITLE, standing_orders
-from aether_context.conversation.summary import SUMMARY_TITLE, recap
+from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -149,12 +149,14 @@ def test_many_orders_are_read_fast_and_held_to_a_number():
 
 def test_what_was_left_out_is_counted_on():
     texts = [f"Never touch the folder box{at}." for at in range(30)]
-    text = recap([said(text) for text in texts[:29]], [], max_tokens=200, counter=COUNTER)
+    text = recap([said(text) for text in texts[:29]], [], Recap(), max_tokens=200, counter=COUNTER)
     (first,) = re.findall(r"\((\d+) older ones", text)
-    later = recap([said(texts[29])], [], max_tokens=200, counter=COUNTER, earlier=text)
+    later = recap([said(texts[29])], [], Recap(text), max_tokens=200, counter=COUNTER)
     (second,) = re.findall(r"\((\d+) older ones", later)
     assert int(second) == int(first) + 1
-    assert recap([said("Never push to main.")], [], max_tokens=8, counter=COUNTER) == "", "nothing where nothing fits"
+    assert recap([said("Never push to main.")], [], Recap(), max_tokens=8, counter=COUNTER) == "", (
+        "nothing where nothing fits"
+    )
 
 
 def test_what_speaks_of_an_order_does_not_take_it_back():
@@ -171,13 +173,15 @@ def test_of_equal_orders_and_of_those_that_exclude_each_other_the_latest_stays()
 
 
 def test_orders_come_first_are_bounded_and_stay_while_the_summary_grows():
-    text = recap([said("Never push to main."), said("My dog is Rex.")], [], max_tokens=400, counter=COUNTER)
+    text = recap([said("Never push to main."), said("My dog is Rex.")], [], Recap(), max_tokens=400, counter=COUNTER)
     assert text.startswith(f"{TITLE}\n  Never push to main.\n- user: My dog is Rex.")
-    later = recap([said("I live in Bern.")], [], max_tokens=400, counter=COUNTER, earlier=text)
+    later = recap([said("I live in Bern.")], [], Recap(text), max_tokens=400, counter=COUNTER)
     assert later.startswith(text), "a cut without an order ends no prefix"
-    more = recap([said("Always use tabs.")], [], max_tokens=400, counter=COUNTER, earlier=later)
+    more = recap([said("Always use tabs.")], [], Recap(later), max_tokens=400, counter=COUNTER)
     assert more.startswith(f"{TITLE}\n  Never push to main.\n  Always use tabs.\n- user: My dog is Rex.")
-    many = recap([said(f"Never touch the folder box{at}.") for at in range(99)], [], max_tokens=400, counter=COUNTER)
+    many = recap(
+        [said(f"Never touch the folder box{at}.") for at in range(99)], [], Recap(), max_tokens=400, counter=COUNTER
+    )
     held = many[: many.index("\n- ")] if "\n- " in many else many
     assert COUNTER.count(held) <= 160
     assert re.search(r"\(\d+ older ones are left out\)", held)

@@ -21,7 +21,7 @@ HEAVY = ("google", "numpy", "torch", "genai_prices")
 LATER = (
     "google.adk.agents.llm_agent", "google.adk.agents.loop_agent", "fsspec", "numpy", "sqlite3", "tomllib",
     "aether_context.adk.preview", "aether_context.adk.services.artifacts", "aether_context.adk.tools",
-    "aether_context.memory", "aether_context.retrieval.index", "aether_context.store.manifest",
+    "aether_context.memory", "aether_context.retrieval.pool", "aether_context.store.manifest",
     "aether_context.tokens.estimate",
 )  # fmt: skip
 """What the plugin loads where it is used, if at all."""

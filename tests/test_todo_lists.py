@@ -8,7 +8,7 @@ from packs import answered, called, said
 from plans import small, turns
 from scripted import Chat, call
 
-from aether_context.conversation.summary import SUMMARY_TITLE, recap
+from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
 from aether_context.conversation.todo import TITLE, latest_list
 from aether_context.tokens import counter_for
 
@@ -48,10 +48,10 @@ def test_what_other_tools_give_is_no_list(name: str):
 
 def test_a_long_list_loses_what_is_done_first():
     items = [*(f"[x] Done thing {at}" for at in range(60)), "[ ] Pack the last box"]
-    text = recap([said("Go on.")], [], max_tokens=300, counter=COUNTER, todo=("todo", items))
+    text = recap([said("Go on.")], [], Recap(), max_tokens=300, counter=COUNTER, todo=("todo", items))
     assert text.endswith(f"{TITLE}todo (60 of 61 items are not shown):\n  [ ] Pack the last box")
-    assert recap([said("And on.")], [], max_tokens=300, counter=COUNTER, earlier=text).endswith("Pack the last box")
-    assert TITLE not in recap([said("Ah.")], [], max_tokens=300, counter=COUNTER, earlier=text, todo=("", []))
+    assert recap([said("And on.")], [], Recap(text), max_tokens=300, counter=COUNTER).endswith("Pack the last box")
+    assert TITLE not in recap([said("Ah.")], [], Recap(text), max_tokens=300, counter=COUNTER, todo=("", []))
 
 
 def test_the_latest_state_survives_every_cut_and_its_history_does_not():

@@ -20,9 +20,8 @@ from aether_context.errors import MissingExtra, StoreUnavailable
 from aether_context.exam.recordings import SessionFolder, folders
 from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
-from aether_context.tuning.grid import grid
 from aether_context.tuning.simulation import Played, play
-from aether_context.tuning.tuner import Recordings, Tuner, executor
+from aether_context.tuning.tuner import Recordings, Tuner, executor, grid
 from aether_context.tuning.verdict import (
     TuningVerdict,
     adjusted,

@@ -16,9 +16,8 @@ from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
 from aether_context.exam.recordings import folders
-from aether_context.tuning.grid import grid
 from aether_context.tuning.simulation import play
-from aether_context.tuning.tuner import Tuner, executor
+from aether_context.tuning.tuner import Tuner, executor, grid
 from aether_context.tuning.verdict import compare, decide, search
 
 pytestmark = pytest.mark.slow

@@ -25,13 +25,13 @@ from aether_context.adk.past import CALL, past_events, read_past
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
-from aether_context.canonical import hash_bytes, short, strings
+from aether_context.canonical import hash_bytes, strings
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
-from aether_context.evidence import EvidenceRecord, evidence_key, evidence_uri
-from aether_context.evidence.lines import is_text
-from aether_context.evidence.media import Medium, can_be_shown
+from aether_context.evidence import EvidenceRecord, evidence_key
+from aether_context.evidence.media import Medium, can_be_shown, record_of
 from aether_context.evidence.offload import stored_bytes
 from aether_context.evidence.record import READ, SEARCH, STORED, message_uri, size_words
+from aether_context.evidence.show import is_text
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import artifact_owner
@@ -199,10 +199,9 @@ class Readers:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
             match = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
         for medium in _sent_media(context) if match is None and digits else ():
-            if short(digest := hash_bytes(medium.data), len(digits)) == digits:
-                size, kind = len(medium.data), medium.media_type
-                uri = evidence_uri(digest, "bin")
-                return EvidenceRecord(uri=uri, digest=digest, size_bytes=size, media_type=kind, form="described")
+            medium_record = record_of(medium)
+            if evidence_key(medium_record.uri) == digits:
+                return medium_record
         return match
 
     async def _data(self, record: EvidenceRecord, context: ToolContext) -> bytes:

@@ -42,12 +42,11 @@ from aether_context.adk.session import SessionRecords, has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
-from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, evidence_uri, extractor_of, offload
-from aether_context.evidence.lines import MEDIA_TYPES, is_text
-from aether_context.evidence.media import Medium, mark, media_in, with_marks
+from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, extractor_of, offload
+from aether_context.evidence.media import Medium, mark, media_in, record_of, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
-from aether_context.evidence.show import summary_of
+from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.redaction import Masker
@@ -222,17 +221,9 @@ class Offloader:
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
         if rule in ("never", "instructs") or (rule != "always" and (not is_written or tokens <= _LEAST_WRITTEN_TOKENS)):
             return None
-        digest = hash_bytes(medium.data)
-        return EvidenceRecord(
-            **origin,
-            summary=f"{medium.media_type}, {size_words(len(medium.data))}",
-            uri=evidence_uri(digest, MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]),
-            digest=digest,
-            size_bytes=len(medium.data),
-            tokens=tokens,
-            media_type=medium.media_type,
-            form="described",
-        )
+        ending = MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]
+        summary = f"{medium.media_type}, {size_words(len(medium.data))}"
+        return record_of(medium, ending, **origin, summary=summary, tokens=tokens)
 
     async def _write(self, scope: SessionKey, evidence: _Evidence) -> str:
         """Writes what a result is made of; says what went wrong where the store does not take it in time."""
@@ -273,17 +264,13 @@ class Offloader:
             return
         context = call.context
         session_records = self._records.of(context)
-        records, origin = [], {"form": "described", "time": time_of(context)}
+        records = []
         for part in unsent:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
-                digest, size, kind = hash_bytes(medium.data), len(medium.data), medium.media_type
-                uri = evidence_uri(digest, "bin")
-                if evidence_key(uri) in session_records.by_digits or not _is_clear(medium, self._mask):
+                record = record_of(medium, time=time_of(context))
+                if evidence_key(record.uri) in session_records.by_digits or not _is_clear(medium, self._mask):
                     continue
-                record = EvidenceRecord.model_validate(
-                    {**origin, "uri": uri, "digest": digest, "size_bytes": size, "media_type": kind}
-                )
                 records.append(record)
                 write = partial(self._recorder.store.write_evidence, *session_key(context), record, medium.data)
                 self._recorder.later(write)

@@ -47,20 +47,18 @@ class Learning:
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
 
     async def learn_failure(
-        self,
-        context: CallbackContext,
-        last: PreviousCall | None,
-        request: LlmRequest,
-        error: Exception,
-        *,
-        is_second_try: bool = False,
+        self, context: CallbackContext, last: PreviousCall | None, request: LlmRequest, error: Exception, again: bool
     ) -> Limits | None:
         """Records an error in the place of an answer; returns what a second try has to keep to, None where that would
-        not help."""
+        not help.
+
+        Args:
+            again: whether it ended a second try.
+        """
         refused = overflow_of(error, sent_text(last))
         code = "context_window_exceeded" if refused is not None else type(error).__name__
         response = LlmResponse(error_code=code, error_message=str(error))
-        return await self.learn(context, last, response, refused, request.model, is_second_try=is_second_try)
+        return await self.learn(context, last, response, refused, request.model, again)
 
     async def learn(
         self,
@@ -69,8 +67,7 @@ class Learning:
         response: LlmResponse,
         refused: Overflow | None,
         model: str | None = None,
-        *,
-        is_second_try: bool = False,
+        again: bool = False,
     ) -> Limits | None:
         """Learns from an answer, or from an error in its place, and records it; returns the limits for a second try.
 
@@ -78,6 +75,7 @@ class Learning:
             last: the latest pack of the agent.
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
+            again: whether it ended a second try.
         """
         limits: Limits | None = None
         usage, verdict = reported(response.usage_metadata, response.model_version), None
@@ -93,10 +91,8 @@ class Learning:
             except BaseException as error:  # the rest is recorded all the same
                 self._parts.failures.caught(error, "acceptance: ")
             if refused is not None:
-                agent, windows_before = context.get_invocation_context().agent, context.state.get(WINDOWS)
-                limits = self._parts.windows.learn(
-                    agent, pack, refused, model, last.policy, context.state, is_second_try=is_second_try
-                )
+                windows_before = context.state.get(WINDOWS)
+                limits = self._parts.windows.learn(context, pack, last.policy, refused, model, again)
                 if (learned := context.state.get(WINDOWS)) != windows_before:
                     self._refused.put(context.invocation_id, learned)
                 if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong

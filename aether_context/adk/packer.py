@@ -16,11 +16,10 @@ from aether_context.adk.bounds import counted_in_time, failure, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning, sent_text
-from aether_context.adk.overflow import overflow_of
+from aether_context.adk.overflow import FirstTry, ask_again, overflow_of
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
-from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
@@ -139,7 +138,7 @@ class RequestPacker:
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None
         try:
-            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error)
+            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error, again=False)
             if limits is None or first is None or state.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, state, first, limits)
@@ -167,7 +166,7 @@ class RequestPacker:
         try:
             return await ask_again(context.get_invocation_context(), request)
         except Exception as error:
-            await self._learning.learn_failure(context, state.last, request, error, is_second_try=True)
+            await self._learning.learn_failure(context, state.last, request, error, again=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:

@@ -43,7 +43,7 @@ from aether_context.adk.packer import RequestPacker
 from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
-from aether_context.adk.wiring import PackerParts
+from aether_context.adk.wiring import PackerParts, PolicySource
 from aether_context.conversation import strategy_names
 from aether_context.errors import SessionError, listed
 from aether_context.pack import Pack
@@ -56,7 +56,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aether_context")
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
-_Policy: TypeAlias = PackPolicy | str | Path | None
 
 PLACEHOLDER = "(the next message)"
 """Stands for the user's message where a session waits for one and none is given."""
@@ -95,7 +94,7 @@ class StrategyPreview:
 def preview(
     session: Session,
     *,
-    policy: _Policy = None,
+    policy: PolicySource = None,
     message: str | types.Content | None = None,
     agent_name: str | None = None,
     model: str | BaseLlm = "gemini-2.5-flash",
@@ -145,7 +144,7 @@ def preview(
 def preview_strategies(
     session: Session,
     *,
-    policy: _Policy = None,
+    policy: PolicySource = None,
     strategies: Sequence[str | Sequence[str]] | None = None,
     message: str | types.Content | None = None,
     **agent: Unpack[AgentOptions],
@@ -171,20 +170,13 @@ def preview_strategies(
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = base_policy.changed(conversation={"strategy": strategy})
         pack, _ = preview(session, policy=trial, message=message, **agent)
-        previews.append(
-            StrategyPreview(
-                strategy=strategy,
-                pack=pack,
-                removed=sum(act.removed for act in pack.acts),
-                replaced=sum(act.replaced for act in pack.acts),
-                freed_tokens=sum(act.freed_tokens for act in pack.acts),
-                lost_tokens=max((act.lost_tokens for act in pack.acts), default=0),
-            )
-        )
+        sums = {name: sum(getattr(act, name) for act in pack.acts) for name in ("removed", "replaced", "freed_tokens")}
+        lost_tokens = max((act.lost_tokens for act in pack.acts), default=0)
+        previews.append(StrategyPreview(strategy=strategy, pack=pack, lost_tokens=lost_tokens, **sums))
     return tuple(previews)
 
 
-def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOptions]) -> Event | None:
+def cutoff(session: Session, policy: PolicySource = None, **agent: Unpack[AgentOptions]) -> Event | None:
     """The last event that the model does not read any more; None where it reads from the beginning.
 
     It follows from session and policy and is stored nowhere, so any reader comes to the same event.
@@ -293,7 +285,7 @@ class _NoStore(PackStore):
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
-    def __init__(self, policy: _Policy) -> None:
+    def __init__(self, policy: PolicySource) -> None:
         super().__init__(name="preview")
         store = _NoStore("memory://aether-context-preview")
         self.packer = RequestPacker(PackerParts(policy, store, "raise", recorder=_Unwritten(store), asks_models=False))
@@ -333,15 +325,9 @@ async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: 
     else:
         invocation, branch = f"preview-{len(session.events)}", None
         user_content = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
-        session.events.append(
-            Event(
-                id=invocation,
-                invocation_id=invocation,
-                author="user",
-                content=user_content,
-                timestamp=max([session.last_update_time, *(event.timestamp for event in session.events[-1:])]),
-            )
-        )
+        now = max([session.last_update_time, *(event.timestamp for event in session.events[-1:])])
+        names = {"id": invocation, "invocation_id": invocation, "author": "user"}
+        session.events.append(Event(**names, content=user_content, timestamp=now))
     context = InvocationContext(
         session_service=InMemorySessionService(),
         plugin_manager=PluginManager(plugins=[plugin]),

@@ -62,7 +62,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
 
     A packed message whose own message the host does not show now is left out: there is nothing that it could stand for.
     """
-    key = partial(_key, agent_key(identity))
+    key = _keys(agent_key(identity))
     fields = _fields(state, key("epoch"), identity)
     count = fields.pop("payloads", 0)
     if not fields or type(count) is not int or not 0 <= count <= _MOST_PAYLOADS:
@@ -125,7 +125,7 @@ def _message(
 
 def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
     """Tells whether a session's state holds a cut of an agent's conversation."""
-    value = state.get(_key(agent, "epoch"))
+    value = state.get(_keys(agent)("epoch"))
     if not isinstance(value, Mapping) or value.get("session") != agent[2]:
         return False
     forms = value.get("forms")
@@ -137,7 +137,7 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
     """Writes what changed from one epoch to the next."""
     if previous == current:
         return
-    key = partial(_key, agent_key(identity))
+    key = _keys(agent_key(identity))
     stored: object = state.get(key("epoch"))
     saved: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
     payloads = current.payloads[-_MOST_PAYLOADS:]
@@ -202,11 +202,12 @@ def _save_summary(state: State, key: str, saved: Mapping[str, Any], previous_sum
     return 1
 
 
-def _key(agent: AgentKey, kind: str) -> str:
-    """A key of an agent and branch. A session that began in an agent's call ends with it, and so do its keys."""
+def _keys(agent: AgentKey) -> Callable[[str], str]:
+    """The keys of an agent and branch, by their kind. A session that began in an agent's call ends with it, and so do
+    its keys."""
     caller = caller_of(agent[:3])
     prefix = "temp:" if caller is not None and caller.is_agent else ""
-    return f"{prefix}aether:{kind}:{_scope(*agent[3:])}"
+    return f"{prefix}aether:{{}}:{_scope(*agent[3:])}".format
 
 
 @lru_cache(maxsize=512)

@@ -33,10 +33,10 @@ from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
-from aether_context.evidence.lines import MEDIA_TYPES, is_text
 from aether_context.evidence.offload import superseding
 from aether_context.evidence.record import size_words
-from aether_context.evidence.show import show
+from aether_context.evidence.show import MEDIA_TYPES, is_text, show
+from aether_context.pack import values_of
 from aether_context.plans import PlanShape, parse_plan
 from aether_context.plans.spellings import as_kind
 from aether_context.state import EvidenceShape, StepShape, acceptance_of, current_step, knowledge
@@ -449,10 +449,7 @@ class _Tool(FunctionTool):
 def _summary(board: TaskBoard, step: StepShape) -> dict[str, Any]:
     needs = {True: " (needs evidence)", False: ""}
     fields = {
-        "id": step.id,
-        "text": step.text,
-        "status": step.status,
-        "claimed_by": step.claimed_by,
+        **values_of(step, "id", "text", "status", "claimed_by"),
         "waits_for": list(board.waiting(step.id)),
         "acceptance": [f"{item.id}: {item.text}{needs[item.needs_evidence]}" for item in board.acceptance(step.id)],
         "notes": list(step.notes),

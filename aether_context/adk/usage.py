@@ -329,14 +329,9 @@ def _resume(session: _Session, events: Sequence[Event]) -> None:
     for event in reversed(untold):
         usage = reported(event.usage_metadata, event.model_version)
         where = {"invocation": event.invocation_id, "agent": event.author, "branch": event.branch or ""}
-        if usage.input_tokens is not None and session.ledger.counted(**where) is None:
-            call = CallUsage(
-                input_tokens=usage.billed_input,
-                output_tokens=usage.output_tokens or 0,
-                cached_tokens=usage.cached_tokens,
-                cache_write_tokens=usage.cache_write_tokens or 0,
-                output_estimated=usage.output_tokens is None,
-            )
+        call = CallUsage.of_outcome(usage._asdict(), 0) if usage.input_tokens is not None else None
+        if call is not None and session.ledger.counted(**where) is None:
+            call = replace(call, estimate=None)  # nobody estimated it
             session.ledger.track(call.priced(event.model_version or "", event.timestamp), **where)
     if events:
         session.last_event = events[-1].id
@@ -422,14 +417,8 @@ class Calibrations:
             beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
             reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
         self._reports.put(agent_key(identity), reports)
-        return calibration(
-            reports.baseline,
-            self._ratios.get(owner) or TokenRatio(),
-            model=owner.by,
-            epoch=source.epoch.number,
-            here=reports.here,
-            uncounted_tokens=reports.uncounted_tokens,
-        )
+        ratio, epoch = self._ratios.get(owner) or TokenRatio(), source.epoch.number
+        return calibration(ratio=ratio, model=owner.by, epoch=epoch, **reports._asdict())
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""

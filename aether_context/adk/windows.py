@@ -14,6 +14,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple, TypeAlias
 
+from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.registry import LLMRegistry
 from google.adk.sessions.state import State
 from pydantic import TypeAdapter
@@ -110,15 +111,7 @@ class Windows:
         return RequestLimits(*map(smallest, _OTHER_LIMITS))
 
     def learn(
-        self,
-        agent: object,
-        pack: Pack,
-        refused: Overflow,
-        model: str | None,
-        policy: PackPolicy,
-        state: State,
-        *,
-        is_second_try: bool = False,
+        self, context: CallbackContext, pack: Pack, policy: PackPolicy, refused: Overflow, name: str | None, again: bool
     ) -> Limits:
         """Takes in the refusal of a pack, where it is believed; returns the limits for a second try of the call.
 
@@ -127,11 +120,12 @@ class Windows:
         refusal without a number, or with one that the pack does not pass, takes a tenth off, or half of the media.
 
         Args:
-            model: the one that refused, by name, where several may have been asked.
+            name: that of the model that refused, where several may have been asked.
+            again: whether the pack was that of a second try.
         """
-        source, kind = pack.source, refused.kind
-        candidates = served_models(agent, source.request.model)
-        served_model = next((candidate for candidate in candidates if candidate.name == model), candidates[0])
+        source, state, kind = pack.source, context.state, refused.kind
+        candidates = served_models(context.get_invocation_context().agent, source.request.model)
+        served_model = next((candidate for candidate in candidates if candidate.name == name), candidates[0])
         identity = source.identity
         session = (identity.app, identity.user, identity.session)
         sizes = dict(zip(_OTHER_LIMITS, sent_sizes(source.request, source.host.unseen), strict=True))
@@ -151,8 +145,8 @@ class Windows:
             limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
         key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
         earlier_refusal = self._sessions.get((session, key)) or _saved_refusals(state).get(key)
-        if (refused.is_echo or not reached) and (earlier_refusal is None or is_second_try):
-            if not is_second_try:
+        if (refused.is_echo or not reached) and (earlier_refusal is None or again):
+            if not again:
                 self._put(session, key, Learned(None, time.time()), state)
             return second
         if limit >= current_limit:

@@ -13,8 +13,7 @@ from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
 from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, say_error
 from aether_context.policy import PackPolicy, differing, merged
-from aether_context.tuning.grid import grid as policies_of
-from aether_context.tuning.tuner import Recordings, Tuner, executor
+from aether_context.tuning.tuner import Recordings, Tuner, executor, grid
 from aether_context.tuning.verdict import Compared, TuningVerdict, adjusted
 
 
@@ -102,7 +101,7 @@ def policy_file(recordings: Recordings, verdict: TuningVerdict, origin: str) -> 
         head.append(f"On {verdict.check}; chance {verdict.chance:.4f}")
     head.append(f"{len(names)} sessions ({short(hash_json(names))}) of {origin}, from policy {short(policy.digest)}")
     if verdict.chosen is not None and verdict.kind != "no change":
-        policy = policies_of(policy)[verdict.chosen]
+        policy = grid(policy)[verdict.chosen]
     values = policy.model_dump(mode="json")
     usual = differing(values, PackPolicy.load(profile, preset=policy.preset).model_dump(mode="json"))
     # Also what was changed to the usual value: a check of the file has the recorded policy beneath it.

@@ -18,7 +18,7 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 from aether_context.canonical import JSON
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import placeholder, query_of, shorten_content, without_media
-from aether_context.conversation.summary import Summaries, least_summary, recap, summary_message
+from aether_context.conversation.summary import Recap, Summaries, least_summary, recap, summary_message
 from aether_context.conversation.todo import latest_list
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import NOTHING, Act, Anchor, Content, ContentForm, Outgoing, Request, Tool
@@ -86,21 +86,6 @@ class Budget(NamedTuple):
 Pressure: TypeAlias = Literal["marks", "by_hand", "usage_is_low"]
 """When a strategy may act: where its mark is passed; at once, since a cut was asked for by hand; not at all, since
 reported usage says that the window is far from full."""
-
-
-class Recap(NamedTuple):
-    """The summary of what earlier calls cut, and what the next one is made with.
-
-    ``sent_text`` is the text of cut turns that are sent beside it. ``written`` holds a model's; without one they are
-    quotes. ``names_past`` is set where a tool reads the past, and ``media`` are the marks of what people sent, by the
-    hashes of its bytes.
-    """
-
-    summary: str = ""
-    sent_text: str = ""
-    written: Summaries = Summaries("", NOTHING)
-    names_past: bool = False
-    media: Mapping[str, str] = NOTHING
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -222,15 +207,11 @@ class Conversation:
                 or (at != self.request_index and contents[at] not in (raw, without_media(raw, self.recap.media)))
             ],
             list(contents.values()),
+            self.recap._replace(written=Summaries("", NOTHING)) if in_own_words else self.recap,
             max_tokens=max_tokens,
             least_tokens=least_summary(self.budget.input),
             counter=self.counter,
-            summaries=None if in_own_words else self.recap.written,
-            earlier=self.recap.summary,
-            sent_text=self.recap.sent_text,
             prepare=self.counter.prepare,
-            names_past=self.recap.names_past,
-            media=self.recap.media,
             todo=listed and (("", []) if all(contents.get(at) == self.raws[at] for at in listed[0]) else listed[1:]),
         )
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Mapping, Sequence
 from itertools import islice
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aether_context.canonical import hash_json
 from aether_context.conversation.extracts import mark_of
@@ -60,15 +60,11 @@ _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 def recap(
     cut: Sequence[Content],
     staying: Sequence[Content],
+    prior: Recap,
     *,
     max_tokens: int,
     counter: Counts,
-    summaries: Summaries | None = None,
-    earlier: str = "",
-    sent_text: str = "",
     prepare: Callable[[Sequence[str]], object] | None = None,
-    names_past: bool = False,
-    media: Mapping[str, str] = NOTHING,
     todo: tuple[str, Sequence[str]] | None = None,
     least_tokens: int = 0,
 ) -> str:
@@ -77,22 +73,18 @@ def recap(
     Args:
         cut: contents that leave, in their order.
         staying: contents that stay; what they mention is not repeated.
-        summaries: a model's, in place of the summary in the conversation's own words.
-        earlier: the recap of earlier cuts.
-        sent_text: text that is sent beside it, like recalled turns; no message in it is quoted.
+        prior: the recap of earlier cuts, and what this one is made with.
         prepare: that of `entity_table`.
-        media: the marks that stand for what people sent, by the hashes of its bytes.
         todo: the latest state of a to-do list, its tool and its items, without items where it is still sent; None
             where nothing is newer than that of earlier cuts.
-        names_past: whether a tool reads the past of the session, whose address is named, then.
         least_tokens: tokens that the orders, the address of the past, the marks and the list may take in any room: they
             have no other place.
     """
-    orders, older, earlier = split_orders(earlier)
+    orders, older, earlier = split_orders(prior.summary)
     most_tokens = max(max_tokens, least_tokens)
     head = orders_text(standing_orders(orders, cut), older, max_tokens=int(_ORDERS * most_tokens), counter=counter)
-    sent_text = "\n".join(filter(None, (sent_text, " ".join(head.split()))))
-    names_past = names_past or earlier.startswith(_HISTORY_LINE)
+    sent_text = "\n".join(filter(None, (prior.sent_text, " ".join(head.split()))))
+    names_past = prior.names_past or earlier.startswith(_HISTORY_LINE)
     earlier = earlier.removeprefix(_HISTORY_LINE).lstrip("\n")
     if names_past and counter.count(f"{head}\n{_HISTORY_LINE}") <= most_tokens:
         head = "\n".join(filter(None, (head, _HISTORY_LINE)))
@@ -102,8 +94,8 @@ def recap(
         end = list_text(*todo, max_tokens=limit, counter=counter) if todo[1] else ""
     fixed_tokens = counter.count(head) + counter.count(end)
     most_tokens, max_tokens = most_tokens - fixed_tokens, max(0, max_tokens - fixed_tokens)
-    summaries, beside_earlier = summaries or Summaries("", {}), max_tokens - counter.count(earlier)
-    new_marks = [mark for content in cut for mark in marks_of(content, media)]
+    beside_earlier = max_tokens - counter.count(earlier)
+    new_marks = [mark for content in cut for mark in marks_of(content, prior.media)]
     marks = [*dict.fromkeys((*_MARK.findall(earlier), *new_marks))]
     # What people sent keeps its address, whatever is quoted beside it.
     for_marks = min(counter.count(_SENT_MEDIA + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
@@ -118,9 +110,9 @@ def recap(
         cut, max_tokens=limit, counter=counter, earlier=entries, present=staying, known=kept_summary, prepare=prepare
     )
     limit = room - counter.count(table) - 2
-    summary = summaries.conversation(cut, max_tokens=limit, counter=counter, earlier=texts)
+    summary = prior.written.conversation(cut, max_tokens=limit, counter=counter, earlier=texts)
     summary = summary or summarize(
-        cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=media
+        cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=prior.media
     )
     result = "\n".join(filter(None, (summary, table))) or calls_line(cut, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (kept_summary, result)))
@@ -179,7 +171,7 @@ def summarize(
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
         sent_text: text that is sent beside it; messages in it are left out.
-        media: as of `recap`. A message with such a mark is chosen before others.
+        media: as of `Recap`. A message with such a mark is chosen before others.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
     messages = [
@@ -306,6 +298,21 @@ class Summaries:
                 key=key, kind=kind, text=text, max_tokens=max_tokens, query=query, earlier=earlier
             )
         return self._written.get(key)
+
+
+class Recap(NamedTuple):
+    """The summary of what earlier calls cut, and what the next one is made with.
+
+    ``sent_text`` is the text of cut turns that are sent beside it; no message in it is quoted. ``written`` holds a
+    model's; without one they are quotes. ``names_past`` is set where a tool reads the past, whose address is named
+    then, and ``media`` are the marks of what people sent, by the hashes of its bytes.
+    """
+
+    summary: str = ""
+    sent_text: str = ""
+    written: Summaries = Summaries("", NOTHING)
+    names_past: bool = False
+    media: Mapping[str, str] = NOTHING
 
 
 def _transcript(contents: Sequence[Content]) -> str:

@@ -17,9 +17,9 @@ from functools import reduce
 from typing import Any, NamedTuple
 from urllib.parse import unquote, unquote_to_bytes
 
-from aether_context.canonical import Path, replaced
-from aether_context.evidence.lines import is_text
-from aether_context.evidence.record import READ, EvidenceRecord, size_words
+from aether_context.canonical import Path, hash_bytes, replaced
+from aether_context.evidence.record import READ, EvidenceRecord, evidence_uri, size_words
+from aether_context.evidence.show import is_text
 from aether_context.text.json_lines import compact_json
 from aether_context.tokens.media import sniffed
 
@@ -135,6 +135,13 @@ def typed(media_type: object, data: bytes) -> str:
 def can_be_shown(media_type: str) -> bool:
     """Tells whether models take a media type beside a text."""
     return _SHOWN.fullmatch(media_type) is not None
+
+
+def record_of(medium: Medium, ending: str = "bin", **fields: Any) -> EvidenceRecord:
+    """The record of a medium whose bytes are evidence, with what else is known of it."""
+    digest, kind = hash_bytes(medium.data), medium.media_type
+    fields |= {"uri": evidence_uri(digest, ending), "digest": digest, "size_bytes": len(medium.data)}
+    return EvidenceRecord(**fields, media_type=kind, form="described")
 
 
 def mark(record: EvidenceRecord, earlier: str = "", *, is_inside: bool = False) -> str:

@@ -8,9 +8,8 @@ from contextlib import suppress
 from typing import NamedTuple
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
-from aether_context.evidence.lines import MEDIA_TYPES, data_type, kind_of
 from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, evidence_uri, size_words
-from aether_context.evidence.show import extractor_of, show
+from aether_context.evidence.show import MEDIA_TYPES, data_type, extractor_of, kind_of, show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import Excerpt, lines_view, tokens_of

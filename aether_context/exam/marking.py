@@ -110,13 +110,8 @@ class Examiner:
             first += [first_calls.setdefault(message, number) for message in new]
             present = (note.text for note in call.source.candidates if note.source != RECALLED)
             self._notes.append({notes.setdefault(text, len(notes)) for text in present})
-        self._note_key = AnswerKey(
-            [
-                replace(question, place=place)
-                for text, place in notes.items()
-                for question in questions([_as_result(text)], {})
-            ]
-        )
+        of_notes = ((spot, questions([_as_result(text)], {})) for text, spot in notes.items())
+        self._note_key = AnswerKey([replace(item, place=spot) for spot, items in of_notes for item in items])
 
     def mark(self, number: int, pack: Pack, into: SessionMarks) -> list[Question]:
         """Marks the request of a call; returns the questions that were asked."""

@@ -10,10 +10,11 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.canonical import JSON, hash_text
-from aether_context.exam.orders import is_standing_order, own_words
 from aether_context.pack import Content
 
 Kind: TypeAlias = Literal["value", "date", "decision", "order", "file", "error", "todo"]
@@ -313,3 +314,42 @@ def _listed(value: JSON, depth: int = 0) -> Iterator[tuple[bool, str]]:
     inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
     for item in inner if depth < _MOST_DEPTH else ():
         yield from _listed(item, depth + 1)
+
+
+# Standing orders in a user's words: sentences of which a reader would say that they hold from now on.
+#
+# Orders, prohibitions, preferences and corrections are such. The words that make them are in orders.toml, in English.
+# A task ends once it is done, and is none, nor is what the user tells, asks or quotes. An order that is overlooked here
+# is one question less, and a sentence that is none a wrong question: in doubt a sentence is none.
+
+
+def own_words(text: str) -> str:
+    """A message without what its writer pasted into it."""
+    return _patterns()["pasted"].sub("", text)
+
+
+def is_standing_order(sentence: str) -> bool:
+    """Tells whether a user's sentence is to hold from now on."""
+    patterns = _patterns()
+    sentence = patterns["quoted"].sub("x", sentence).strip(" .!*_\t")
+    if patterns["told"].search(sentence) or (sentence.endswith("?") and not patterns["request"].search(sentence)):
+        return False
+    return any(patterns[use].search(sentence) for use in ("binds", "at_start", "at_clause", "behind_task"))
+
+
+@cache
+def _patterns() -> Mapping[str, re.Pattern[str]]:
+    import tomllib
+
+    words = tomllib.loads(Path(__file__).with_name("orders.toml").read_text(encoding="utf-8"))
+    texts = {
+        use: text if isinstance(text, str) else "|".join(map("(?:{})".format, text)) for use, text in words.items()
+    }
+    for name in ("TASK", "NEVER", "THING"):
+        texts = {use: text.replace(name, texts[name]) for use, text in texts.items()}
+    opening, bids = texts["opening"], texts["bids"]
+    texts["at_start"] = rf"^\W*(?:\d+[.)] +)?{opening}(?:{bids})"
+    texts["at_clause"] = rf"[,;:(–—]\W{{0,3}}{opening}(?:{bids})"
+    # "Fix the parser and do not touch its tests", while "the workers start and do not stop" tells.
+    texts["behind_task"] = rf"^\W*{opening}{texts['TASK']}.* (?:and|but|or) (?:please )?(?:{bids})"
+    return {use: re.compile(text, re.IGNORECASE | re.MULTILINE) for use, text in texts.items()}

@@ -13,7 +13,7 @@ from itertools import chain, groupby
 from typing import Any
 
 from aether_context.errors import AetherContextError, BlobNotFound, ReplayIncomplete
-from aether_context.evidence.lines import is_text
+from aether_context.evidence.show import is_text
 from aether_context.pack import RECALLED, Candidate, Content, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore

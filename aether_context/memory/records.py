@@ -75,13 +75,8 @@ class Memory:
     @property
     def entry(self) -> Entry:
         """It as it is ranked."""
-        return Entry(
-            id=f"{len(self.session)}:{self.session}{self.name}",
-            text=self.text,
-            time=self.time,
-            speaker=self.author,
-            thread=self.session or None,
-        )
+        name = f"{len(self.session)}:{self.session}{self.name}"
+        return Entry(id=name, text=self.text, time=self.time, speaker=self.author, thread=self.session or None)
 
 
 _FIELDS = tuple(field.name for field in fields(Memory))

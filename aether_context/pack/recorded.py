@@ -13,7 +13,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from aether_context.canonical import JSON
 
-__all__ = ["METADATA", "NOTHING", "Recorded", "describe", "noted", "pack_of_event", "valid"]
+__all__ = ["METADATA", "NOTHING", "Recorded", "describe", "noted", "pack_of_event", "valid", "values_of"]
 
 
 def describe(schema: dict[str, JSON], kind: type) -> None:
@@ -60,6 +60,11 @@ def pack_of_event(event: Any) -> tuple[int, str]:
     it holds none."""
     number, pack_id = (noted(event).get(name) for name in ("number", "pack_id"))
     return (number, pack_id) if type(number) is int and number > 0 and isinstance(pack_id, str) else (0, "")
+
+
+def values_of(record: object, *names: str) -> dict[str, Any]:
+    """Fields of a value, by the names that they have in another one as well."""
+    return {name: getattr(record, name) for name in names}
 
 
 _Value = TypeVar("_Value")

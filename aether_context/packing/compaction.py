@@ -20,8 +20,8 @@ from aether_context.conversation import (
     units,
 )
 from aether_context.conversation.strategies import NET, NORMALIZING, CutStrategy, net
-from aether_context.conversation.strategy import Recap, summary_content
-from aether_context.conversation.summary import least_summary, recap
+from aether_context.conversation.strategy import summary_content
+from aether_context.conversation.summary import Recap, least_summary, recap
 from aether_context.conversation.turns import protected
 from aether_context.pack import (
     LEAST_WINDOW_READ,
@@ -398,10 +398,10 @@ def shorten_summary(draft: Draft, room: int | None = None) -> None:
     summary = recap(
         [],
         [item.content for item in history.items],
+        Recap(history.summary),
         max_tokens=max(0, draft.summary_tokens - excess_tokens(draft) if room is None else room),
         least_tokens=least_summary(draft.budget.input),
         counter=counter,
-        earlier=history.summary,
         prepare=counter.prepare,
     )
     if summary != history.summary:

@@ -35,6 +35,7 @@ from aether_context.pack import (
     ToStore,
     Verdict,
     content_name,
+    values_of,
 )
 from aether_context.packing.allocation import spend
 from aether_context.packing.draft import Draft, occurrence_keys
@@ -359,20 +360,13 @@ def _candidate_row(
     candidate: Candidate, form: Form, reason: Reason | None, counter: PackCounter, sent_tokens: int | None = None
 ) -> Row:
     return Row(
-        id=candidate.id,
-        layer=candidate.layer,
-        source=candidate.source,
+        **values_of(candidate, "id", "layer", "source", "scores", "time", "uri", "covers", "content_hash"),
         tokens=candidate.tokens or counter.count(candidate.text),
         method=counter.method,
         hash=candidate.digest,
         form=form,
         reason=reason,
         sent_tokens=sent_tokens,
-        scores=candidate.scores,
-        time=candidate.time,
-        uri=candidate.uri,
-        covers=candidate.covers,
-        content_hash=candidate.content_hash,
     )
 
 

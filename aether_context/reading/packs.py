@@ -186,13 +186,8 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     texts = {name: joined_text(content) for name, content in contents.items()}
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     texts |= {instruction.id: instruction.text for instruction in pack.source.instructions}
-    view = PackView(
-        manifest=manifest,
-        rows={row.id: row for row in pack.rows},
-        texts=texts,
-        tools=tool_names(contents),
-        request=tuple(_pieces(pack)),
-    )
+    rows, tools = {row.id: row for row in pack.rows}, tool_names(contents)
+    view = PackView(manifest=manifest, rows=rows, texts=texts, tools=tools, request=tuple(_pieces(pack)))
     return _with_summary(view, pack.epoch.summary, pack.to_store.counts, [manifest])
 
 
@@ -293,10 +288,8 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
     for index, ((name, wire), block) in enumerate(zip(tools, contents.tools, strict=True)):
         yield Piece(part="tool", at=index, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)
     for index, item in enumerate(pack.contents):
-        origins = dict.fromkeys(
-            origin for origin in (item.origin, *(member_origin for member_origin, _ in item.members)) if origin >= 0
-        )
-        originals = [request.contents[origin] for origin in origins]
+        origins = (item.origin, *(origin for origin, _ in item.members))
+        digests = {origin: request.contents[origin].digest for origin in origins if origin >= 0}
         yield Piece(
             part="content",
             at=index,
@@ -306,11 +299,8 @@ def _pieces(pack: Pack) -> Iterator[Piece]:
             digest=item.content.digest,
             tokens=item.tokens,
             form=item.form,
-            rows=tuple(
-                content_name(request.positions[index], content.digest)
-                for index, content in zip(origins, originals, strict=True)
-            ),
-            sources=tuple(content.digest for content in originals),
+            rows=tuple(content_name(request.positions[origin], digest) for origin, digest in digests.items()),
+            sources=tuple(digests.values()),
         )
 
 

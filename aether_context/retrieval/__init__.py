@@ -10,8 +10,7 @@ from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import ranked, tool_scores
     from aether_context.retrieval.embedders import register_embedder
-    from aether_context.retrieval.index import HybridIndex
-    from aether_context.retrieval.pool import Entry, Hit
+    from aether_context.retrieval.pool import Entry, Hit, HybridIndex
 
 __all__ = [
     "Entry",
@@ -31,7 +30,7 @@ __all__ = [
 _NEED_NUMPY = {
     "Entry": "pool",
     "Hit": "pool",
-    "HybridIndex": "index",
+    "HybridIndex": "pool",
     "ranked": "call_indexes",
     "register_embedder": "embedders",
     "tool_scores": "call_indexes",

@@ -19,16 +19,8 @@ from aether_context.pack import RECALLED, Candidate, Layer, PackInput, Tool, rec
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
-from aether_context.retrieval.index import HybridIndex
-from aether_context.retrieval.pool import Entry, Hit
-from aether_context.retrieval.ranking import (
-    asks_for_first,
-    clauses_of,
-    most_turns,
-    query_for,
-    question_of,
-    similarity,
-)
+from aether_context.retrieval.pool import Entry, Hit, HybridIndex
+from aether_context.retrieval.ranking import asks_for_first, clauses_of, most_turns, query_for, question_of, similarity
 from aether_context.retrieval.terms import USER
 from aether_context.text.shorten import sentences
 

@@ -275,23 +275,25 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
     return settings.memory_k * max(6, 4 * breadth_of(source)) // 3
 
 
-LEAST_TOKENS = 256
+_LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _MOST_SHARE, _SHARE_OF_ORDER = 0.3, 0.4
 
 
-def room_for_turns(word_characters: int, whole: int, source: PackInput) -> int:
+def room_for_turns(word_characters: int, whole: int, source: PackInput, max_tokens: int | None) -> int:
     """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order; 0 where
     they would be too few for any.
 
     Args:
         word_characters: characters of the turns that are words alone.
         whole: characters of the whole history.
+        max_tokens: tokens of which there are to be no more, but for the fewest that serve; None without such a bound.
     """
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
     share = min(share, (word_characters / max(1, whole)) ** 2)
     tokens = int(share * (source.window - source.growth_reserve))
-    return tokens if tokens >= LEAST_TOKENS else 0
+    most_tokens = tokens if max_tokens is None else max(max_tokens, _LEAST_TOKENS)
+    return min(tokens, most_tokens) if tokens >= _LEAST_TOKENS else 0
 
 
 # What people say that tells nothing, and what surely tells something; both in English.

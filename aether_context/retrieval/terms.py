@@ -272,7 +272,7 @@ _AGO = re.compile(
     r"\b(?P<many>\d{1,9}|" + "|".join(_NUMBERS) + r")\s+(?P<unit>day|week|month|year)s?\s+(?:ago|back|earlier)\b", re.I
 )
 _LAST = re.compile(r"\b(?:last|past|previous)\s+(?P<unit>week|month|year)\b", re.I)
-_WHEN = re.compile(
+ASKS_WHEN = re.compile(
     r"\bwhen (?:are|can|could|did|do|does|had|has|have|is|should|was|were|will|would)\b"
     r"|\b(?:what|which) (?:date|day|month|time|year)\b|\bhow (?:long|often)\b",
     re.I,
@@ -318,7 +318,7 @@ def corrects(later: str, older: str) -> bool:
 
 SELF = hashes_of(("i", "ich", "je", "yo", "io", "eu"))
 """Hashes of terms by which speakers tell of themselves."""
-_RECENT = re.compile(
+ASKS_FOR_RECENT = re.compile(
     r"\b(?:latest|newest|most recent|recently|currently|right now|these days|nowadays|at the moment)\b", re.I
 )
 
@@ -361,16 +361,6 @@ def named_times(question: str, *, now: float) -> tuple[TimeSpan, ...]:
         middle = today - min(many, 10_000) * length
         spans.add(TimeSpan(middle - length / 2, middle + length / 2 + DAY_SECONDS))
     return tuple(sorted(spans))
-
-
-def asks_for_recent(question: str) -> bool:
-    """Tells whether a question wants the latest of what is known."""
-    return _RECENT.search(question) is not None
-
-
-def asks_when(question: str) -> bool:
-    """Tells whether a question wants a time."""
-    return _WHEN.search(question) is not None
 
 
 def closeness(times: NDArray[np.float64], spans: Sequence[TimeSpan]) -> NDArray[np.float64]:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aether_context.canonical import hash_text
-from aether_context.pack import Candidate, Step, Validity
+from aether_context.pack import Candidate, Step, Validity, values_of
 from aether_context.plans import PlanShape, StepShape, parse_plan
 from aether_context.plans.parsing import lists_tools
 from aether_context.plans.schema import LONG_AGO, KnowledgeShape, NoteShape, Problems, opened, read_shape, read_tools
@@ -111,9 +111,7 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
     constraints += [f"risk: {risk}"] if risk is not None else []
     calls, questions = step.expected_tool_calls, step.open_questions
     return Step(
-        task_id=plan.task_id,
-        task=plan.task,
-        goal=plan.goal,
+        **values_of(plan, "task_id", "task", "goal", "stop_when"),
         step_id=step.id,
         text=step.text,
         role=role,
@@ -124,7 +122,6 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         risk=risk,
         open_questions=questions if questions is not None else plan.open_questions,
         next=step.next or plan.next,
-        stop_when=plan.stop_when,
         tools=next((names for names in (step.tools, plan.tools, tools) if names is not None), None),
     )
 
@@ -138,10 +135,7 @@ def _candidates(knowledge: KnowledgeShape, done: frozenset[str] = frozenset()) -
             layer="evidence",
             source="state",
             text=record.summary,
-            digest=record.digest,
-            time=record.time,
-            uri=record.uri,
-            covers=record.covers,
+            **values_of(record, "digest", "time", "uri", "covers"),
             content_hash=record.hash,
             kind="app_note",
         )

@@ -1,4 +1,4 @@
-"""The files of a pack, in a folder that has its id for a name.
+"""The files of a pack, in a folder that has its id for a name, and those of records of evidence.
 
     manifest.json             the receipt, for people and tools: JSON on many lines, written once, and last
     replay-{hash8}.json.gz    what only a replay reads: canonical JSON with gzip, named by the hash of its bytes
@@ -17,8 +17,9 @@ import os
 import zlib
 from collections.abc import Mapping
 
-from aether_context.canonical import JSON, hash_bytes, hash_json, readable_json, short
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, readable_json, short
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
+from aether_context.evidence import EvidenceRecord
 
 SCHEMA_VERSION = 1
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
@@ -126,6 +127,22 @@ def remove_hash(data: bytes, path: str) -> bytes:
         raise ChecksumMismatch("it does not hold what was written")
     check_signature(digest, signature, "it", path)
     return content
+
+
+def record_file(record: EvidenceRecord, signed_path: str) -> bytes:
+    """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
+    for."""
+    fields = json.loads(record.to_json())
+    return canonical_json(fields | signed(hash_json(fields), signed_path)).encode()
+
+
+def read_record(data: bytes, signed_path: str) -> EvidenceRecord:
+    """The record in a file; `ValueError` where it is none, `ChecksumMismatch` where a key is set that did not sign it
+    for this place."""
+    fields = dict(json.loads(data))
+    signature = fields.pop("signature", "")
+    check_signature(hash_json(fields), signature, "the record", signed_path)
+    return EvidenceRecord.model_validate(fields)
 
 
 _ALL_ZEROS = bytes.maketrans(b"123456789", b"0" * 9)

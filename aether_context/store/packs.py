@@ -27,16 +27,7 @@ from contextlib import suppress
 from itertools import groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from aether_context.canonical import (
-    HASH_TAG,
-    JSON,
-    canonical_json,
-    hash_bytes,
-    hash_json,
-    hash_text,
-    readable_json,
-    short,
-)
+from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, readable_json, short
 from aether_context.errors import (
     AetherContextError,
     BlobNotFound,
@@ -237,18 +228,17 @@ class PackStore:
             PackNotFound: there is none, or more than one.
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        places = self.places(app, user)
-        matches = [pack_path for pack_path in places if name_of(pack_path) == pack_id] or [
+        names = {pack_path: name_of(pack_path) for pack_path in self.places(app, user)}
+        matches = [pack_path for pack_path, name in names.items() if name == pack_id] or [
             pack_path
-            for pack_path in places
-            if pack_id
-            and (name_of(pack_path).startswith(prefix) or name_of(pack_path).rsplit("_", 1)[-1].startswith(pack_id))
+            for pack_path, name in names.items()
+            if pack_id and (name.startswith(prefix) or name.rsplit("_", 1)[-1].startswith(pack_id))
         ]
         if not matches:
             raise PackNotFound(f"no pack {pack_id!r} in {self.url}: `{self.command('list')}` shows what is there")
         if len(matches) > 1:
-            names = ", ".join(map(name_of, matches[:3]))
-            raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({names}, …): give more of the id")
+            examples = ", ".join(names[pack_path] for pack_path in matches[:3])
+            raise PackNotFound(f"{pack_id!r} stands for {len(matches)} packs ({examples}, …): give more of the id")
         return matches[0]
 
     def read(self, pack_path: str) -> Manifest:
@@ -371,7 +361,7 @@ class PackStore:
         self.files.create(self.evidence_path(app, user, record.digest), data)
         folder = self.files.place(app, user, session)
         path = f"{folder}/evidence/{record.name}.json"
-        self.files.create(path, record_file(record, self.files.below_base(path)))
+        self.files.create(path, pack_file.record_file(record, self.files.below_base(path)))
         self.files.note_written(folder, record.uri)
 
     def evidence(self, app: str, user: str, session: str) -> list[EvidenceRecord]:
@@ -383,7 +373,7 @@ class PackStore:
         try:
             for path, data in zip(paths, self.files.at_once(self.files.read, paths), strict=True):
                 with suppress(ChecksumMismatch):
-                    records.append(read_record(data, self.files.below_base(path)))
+                    records.append(pack_file.read_record(data, self.files.below_base(path)))
         except (FileNotFoundError, ValueError) as error:
             raise StoreError(f"{folder} could not be read: {error}") from error
         return sorted(records, key=lambda record: (record.time or 0.0, record.name))
@@ -501,22 +491,6 @@ class PackStore:
         listings = self.files.at_once(self.files.folders, folders)
         inner = (folder for listing in listings for folder in listing if name_of(folder) not in excluded)
         return [folder for folder in inner if is_segment(name_of(folder))]
-
-
-def record_file(record: EvidenceRecord, signed_path: str) -> bytes:
-    """The file of a record of evidence: its JSON, where a key is set with its signature for the place that it is
-    for."""
-    fields = json.loads(record.to_json())
-    return canonical_json(fields | pack_file.signed(hash_json(fields), signed_path)).encode()
-
-
-def read_record(data: bytes, signed_path: str) -> EvidenceRecord:
-    """The record in a file; `ValueError` where it is none, `ChecksumMismatch` where a key is set that did not sign it
-    for this place."""
-    fields = dict(json.loads(data))
-    signature = fields.pop("signature", "")
-    pack_file.check_signature(hash_json(fields), signature, "the record", signed_path)
-    return EvidenceRecord.model_validate(fields)
 
 
 def name_of(path: str) -> str:

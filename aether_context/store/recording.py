@@ -31,6 +31,7 @@ from aether_context.pack import (
     Row,
     Step,
     Tool,
+    values_of,
 )
 from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
@@ -166,10 +167,8 @@ def record(
     members, setting_digest = dict[str, str](), ""
     if policy.record == "full":
         # The texts that the chain does not hold, as canonical JSON, which wires already are.
-        shared = {name: getattr(request, name) for name in OF_REQUEST}
-        setting, setting_digest = _written(
-            Setting(step=step, instructions=source.instructions, wording=tuple(wording_of(source).items()), **shared)
-        )
+        shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
+        setting, setting_digest = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
         new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in digests}
         members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
         if new_wires and policy.redact:
@@ -200,23 +199,18 @@ def record(
         extends=chain.pack_id or None,
         call_before=source.previous.pack_id or None,
         **identity._asdict(),
-        **{name: getattr(source.host, name) for name in OF_HOST},
-        window=source.window,
-        output_tokens=source.output_tokens,
-        first_call=request.first_call,
-        rewritten=request.rewritten,
-        calibration=source.usage.calibration,
-        growth=source.usage.growth,
+        **values_of(source.host, *OF_HOST),
+        **values_of(source, "window", "output_tokens"),
+        **values_of(source.usage, "calibration", "growth"),
+        **values_of(request, "model", "first_call", "rewritten", "request_index"),
+        **values_of(step, "task_id", "step_id", "role"),
+        **values_of(verdict, "validity", "invalid_reason", "evidence_needed"),
+        **values_of(pack, "epoch_reason", "prefix"),
         searched=source.search.turns,
         embedder=source.search.embedder,
         memory_embedder=source.search.memory_embedder,
-        validity=verdict.validity,
-        invalid_reason=verdict.invalid_reason,
-        evidence_needed=verdict.evidence_needed,
         degradations=verdict.problems,
         chose=pack.to_store.chose,
-        epoch_reason=pack.epoch_reason,
-        prefix=pack.prefix,
         request_tokens=pack.tokens.expected,
         request_tokens_method=pack.tokens.method,
         counted_tokens=pack.tokens.counted,
@@ -225,11 +219,7 @@ def record(
         whole_history_breaks=breaks,
         checksum=pack.checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
-        task_id=step.task_id,
-        step_id=step.step_id,
-        role=step.role,
         plan_validity=source.validity if source.validity != verdict.validity else None,
-        model=request.model,
         profile=policy.profile,
         policy=policy.digest,
         settings=settings,
@@ -246,12 +236,9 @@ def record(
             _SIGNALS.get(name, name): round(value, 6) if isinstance(value, float) else value
             for name, value in allocation.signals._asdict().items()
         },
-        tools=ToolScope(
-            sent=tuple(tool.name for tool in pack.tools.sent), **{name: getattr(pack.tools, name) for name in _OF_TOOLS}
-        ),
+        tools=ToolScope(sent=tuple(tool.name for tool in pack.tools.sent), **values_of(pack.tools, *_OF_TOOLS)),
         contents=contents,
         positions=as_ranges(request.positions),
-        request_index=request.request_index,
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         rows=rows,

@@ -11,9 +11,8 @@ from cachetools import LRUCache
 from pydantic import TypeAdapter
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
-from aether_context.conversation.content_json import content_from_wire
+from aether_context.conversation.content_json import attributed, content_from_wire
 from aether_context.conversation.epoch import is_live
-from aether_context.conversation.quotes import attributed
 from aether_context.errors import AetherContextError, PackNotFound, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,
@@ -27,6 +26,7 @@ from aether_context.pack import (
     Search,
     Usage,
     content_place,
+    values_of,
 )
 from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
@@ -133,13 +133,10 @@ class Replayer:
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
         contents = enumerate(by_digest[digest] for digest in resolved.contents)
         request = Request(
-            model=manifest.model,
-            **{name: getattr(setting, name) for name in OF_REQUEST},
+            **values_of(setting, *OF_REQUEST),
+            **values_of(manifest, "model", "first_call", "rewritten", "request_index"),
             contents=tuple(attributed(content) if index in other_agents else content for index, content in contents),
             positions=tuple(_indices(manifest.positions, len(resolved.contents))),
-            request_index=manifest.request_index,
-            first_call=manifest.first_call,
-            rewritten=manifest.rewritten,
         )
         epoch = manifest.epoch_before
         if epoch is None:
@@ -151,17 +148,16 @@ class Replayer:
         )
         texts = self._texts[manifest.replay_text]
         return PackInput(
-            identity=Identity(**{name: getattr(manifest, name) for name in Identity._fields}),
+            identity=Identity(**values_of(manifest, *Identity._fields)),
             request=request,
-            window=manifest.window,
-            output_tokens=manifest.output_tokens,
+            **values_of(manifest, "window", "output_tokens"),
             step=setting.step,
             validity=manifest.plan_validity or manifest.validity,
             invalid_reason="" if manifest.plan_validity is not None else manifest.invalid_reason,
             candidates=_CANDIDATES.validate_python(texts.get("candidates", ())),
             instructions=setting.instructions,
             epoch=epoch,
-            host=Host(**{name: getattr(manifest, name) for name in OF_HOST}),
+            host=Host(**values_of(manifest, *OF_HOST)),
             usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
             search=Search(manifest.searched, manifest.embedder, manifest.memory_embedder),
             problems=tuple(texts.get("problems", ())),

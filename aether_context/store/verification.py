@@ -18,8 +18,8 @@ from aether_context.store.files import segment
 from aether_context.store.index import INDEX, read_block
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import gunzip_bytes, remove_hash
-from aether_context.store.packs import PackStore, Parts, read_record, record_file
+from aether_context.store.pack_file import gunzip_bytes, read_record, record_file, remove_hash
+from aether_context.store.packs import PackStore, Parts
 from aether_context.store.replay import Replayer
 
 _DIGITS = 16
@@ -266,14 +266,13 @@ class _OtherFiles:
         self._records = {(owner, short(record.digest, _DIGITS)) for owner, record in records if record is not None}
         self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
         """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
+        self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
         for entry in every:
+            path = entry.file.path
             with suppress(AetherContextError, FileNotFoundError):
-                path = entry.file.path
                 for pack_path, copies in read_block(store.files, path).items() if entry.kind == INDEX else ():
                     hashes = [hash_bytes((text or "").encode()) for text in copies]
                     self._copies[pack_path].append((path, hashes[0], hashes[1] if copies[1] else ""))
-        self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
-        for entry in every:
             if entry.kind == "turns":
                 _, start, stop, _ = entry.stem.split("-")
                 self._turns[entry.place].append((int(start), int(stop)))

@@ -19,7 +19,7 @@ from aether_context.policy import PackPolicy
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
-from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.retrieval.ranking import room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
@@ -137,8 +137,7 @@ class _Session:
                 turn_characters += size
                 speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
                 entries += turn_entries(position, words, time=time, speaker=speaker)
-        room = room_for_turns(turn_characters, all_characters, source)
-        room = room if max_tokens is None else min(room, max(max_tokens, LEAST_TOKENS))
+        room = room_for_turns(turn_characters, all_characters, source, max_tokens)
         if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
             return source
         candidates = recalled(

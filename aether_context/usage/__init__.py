@@ -19,7 +19,7 @@ from pydantic import ConfigDict, Field, Strict, TypeAdapter
 
 from aether_context.canonical import JSON
 from aether_context.errors import BudgetExceededError
-from aether_context.pack import valid
+from aether_context.pack import valid, values_of
 from aether_context.policy import Amount, Limit, LimitSettings, Measure
 from aether_context.usage.prices import prices_of
 
@@ -61,13 +61,8 @@ class CallUsage:
         prices = prices_of(model, time)
         if prices is None:
             return self
-        cost = prices.cost(
-            input_tokens=self.input_tokens,
-            output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens or 0,
-            cache_write_tokens=self.cache_write_tokens,
-        )
-        return replace(self, cost_usd=cost)
+        tokens = values_of(self, "input_tokens", "output_tokens", "cache_write_tokens")
+        return replace(self, cost_usd=prices.cost(cached_tokens=self.cached_tokens or 0, **tokens))
 
     @classmethod
     def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:
@@ -123,10 +118,7 @@ class Totals(NamedTuple):
             cost_usd=call.cost_usd or Decimal(0),
             cached_tokens=call.cached_tokens or 0,
             unknown_cache_tokens=max(0, call.input_tokens) if call.cached_tokens is None else 0,
-            system_tokens=call.system_tokens,
-            tool_tokens=call.tool_tokens,
-            formatting_tokens=call.formatting_tokens,
-            cache_write_tokens=call.cache_write_tokens,
+            **values_of(call, "system_tokens", "tool_tokens", "formatting_tokens", "cache_write_tokens"),
             unpriced_calls=int(call.cost_usd is None),
             estimated_inputs=int(call.input_estimated),
             estimated_outputs=int(call.output_estimated),

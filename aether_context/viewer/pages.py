@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from decimal import Decimal
 from functools import cache
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -75,7 +74,7 @@ def environment() -> jinja2.Environment:
     )
     jinja.filters |= {
         "n": _number,
-        "usd": _dollars,
+        "usd": lambda value: "–" if value is None else f"${value:,.4f}" if value < 10 else f"${value:,.2f}",
         "when": minute,
         "reads": reads_told,
         "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
@@ -94,7 +93,3 @@ def _number(value: float | None, sign: bool = False) -> str:
     if value is None:
         return "–"
     return f"{value:.3g}" if isinstance(value, float) else f"{value:+,}" if sign and value else f"{value:,}"
-
-
-def _dollars(value: Decimal | None) -> str:
-    return "–" if value is None else f"${value:,.4f}" if value < 10 else f"${value:,.2f}"

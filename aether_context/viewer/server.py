@@ -27,8 +27,7 @@ from aether_context.reading.packs import is_shortened
 from aether_context.reading.sessions import read_back
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
-from aether_context.viewer.calls import CallReader, Session, by_session
-from aether_context.viewer.packs import changed_lines, raw_of, spans
+from aether_context.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans
 from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 
 logger = logging.getLogger(__name__)

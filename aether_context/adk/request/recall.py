@@ -14,7 +14,7 @@ from aether_context.adk.session import live_events
 from aether_context.pack import Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
-from aether_context.retrieval.ranking import LEAST_TOKENS, room_for_turns
+from aether_context.retrieval.ranking import room_for_turns
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -78,7 +78,7 @@ class Recall:
         def read_turns() -> tuple[int, list[Entry], list[HistoryRow | None]]:
             with history.lock:
                 history.take(contents, events, end)
-                room = room_for_turns(*history.sizes(end), source)
+                room = room_for_turns(*history.sizes(end), source, max_tokens)
                 entries = history.turns(end, call.policy.mask) if room else []
                 if call.policy.sees == "own":
                     entries = [entry for entry in entries if entry.speaker in ("user", call.context.agent_name)]
@@ -89,7 +89,6 @@ class Recall:
             return row.digest if row and row.digest else history.digest_of(contents[at])
 
         room, entries, rows = await asyncio.to_thread(read_turns)
-        room = room if max_tokens is None else min(room, max(max_tokens, LEAST_TOKENS))
         if unknown := rows[: contents.first].count(None):
             note = f"{unknown:,} contents before the loaded events are not searched: {history.problem}"
             prepared = prepared.with_source(problems=(*source.problems, note))
