@@ -16,7 +16,7 @@ from scripted import Chat, Scripted, call, exact, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.plugin import arm_of
+from aether_context.adk.arms import arm_of
 from aether_context.errors import PolicyError
 
 SMALL = PackPolicy(max_input_tokens=2_000)

@@ -14,7 +14,7 @@ from scripted import Chat, Sent
 from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, run, team, within
 
 from aether_context import PackPolicy
-from aether_context.conversation.content_json import BEGIN, END, OPENING
+from aether_context.conversation.quotes import BEGIN, END, OPENING
 from aether_context.packing import payload
 from aether_context.packing.payload import FIRST_LINE, HANDED_OVER, WORDING
 

@@ -19,7 +19,7 @@ from scripted import Chat, Scripted, call
 
 from aether_context.adk.past import _speaker
 from aether_context.adk.request.reader import Reader
-from aether_context.conversation.content_json import BEGIN, END, OPENING
+from aether_context.conversation.quotes import BEGIN, END, OPENING
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.reading.why import why
 from aether_context.text.entities import HISTORY

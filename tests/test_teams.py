@@ -20,7 +20,7 @@ from scripted import Chat, Scripted, call, grow, look_up, state_of
 from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, query_orders, run, team, within
 
 from aether_context import PackPolicy
-from aether_context.conversation.content_json import BEGIN, END
+from aether_context.conversation.quotes import BEGIN, END
 
 STRATEGIES: dict[str, Any] = {
     "epochs": ["epochs"],

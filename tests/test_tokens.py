@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
-from aether_context.adk.models.texts import local_tokenizer
+from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.errors import PolicyError, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.policy import TokenSettings
@@ -26,6 +26,7 @@ from aether_context.tokens import (
     EstimateCounter,
     Pick,
     TokenCounter,
+    choice,
     counter_for,
     family_of,
     framing_of,
@@ -33,7 +34,7 @@ from aether_context.tokens import (
     register_counter,
 )
 from aether_context.tokens.cache import PackCounter, TokenCache
-from aether_context.tokens.counters import _REGISTERED, RETRY_SECONDS
+from aether_context.tokens.choice import RETRY_SECONDS
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.", "def f(x):\n    return x\n", "港务长 🙂", "", " ", "\ud800 lone",
@@ -75,10 +76,10 @@ class Clock:
 @pytest.fixture
 def registered() -> Iterator[Callable[..., None]]:
     """Registers counters for one test."""
-    held = dict(_REGISTERED)
+    held = dict(choice._REGISTERED)
     yield register_counter
-    _REGISTERED.clear()
-    _REGISTERED.update(held)
+    choice._REGISTERED.clear()
+    choice._REGISTERED.update(held)
 
 
 def tokenizer_json(folder: Path) -> tuple[Path, Callable[[str], int]]:

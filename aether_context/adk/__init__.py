@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
-    from aether_context.adk.plugin import ContextPackPlugin, PluginOptions, context_pack_callbacks
+    from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
     from aether_context.adk.preview import cutoff, preview_strategies
     from aether_context.adk.request.marks import cut_now
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
@@ -20,7 +20,6 @@ __all__ = [
     "ContextPackPlugin",
     "FsspecArtifactService",
     "HybridMemoryService",
-    "PluginOptions",
     "context_pack_callbacks",
     "context_tools",
     "cut_now",
@@ -36,7 +35,7 @@ __all__ = [
 
 _HOMES = {
     "acceptance": ("AcceptanceCheck", "AcceptanceGate"),
-    "plugin": ("ContextPackPlugin", "PluginOptions", "context_pack_callbacks"),
+    "plugin": ("ContextPackPlugin", "context_pack_callbacks"),
     "preview": ("cutoff", "preview_strategies"),
     "request.marks": ("cut_now",),
     "services.artifacts": ("FsspecArtifactService", "register_artifact_service"),

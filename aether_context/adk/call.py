@@ -15,7 +15,7 @@ from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
 from aether_context.adk.windows import ServedModel, Window, served_models
-from aether_context.conversation.content_json import opens
+from aether_context.conversation.quotes import opens
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall

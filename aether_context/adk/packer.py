@@ -16,10 +16,11 @@ from aether_context.adk.bounds import counted_in_time, failure, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning, sent_text
-from aether_context.adk.overflow import FirstTry, ask_again, overflow_of
+from aether_context.adk.overflow import overflow_of
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
+from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan

@@ -1,14 +1,11 @@
-"""The plugin, the same as agent callbacks, and which packer a session has: one for all, one that only observes, or
-several arms that are compared."""
+"""The plugin, and the same as agent callbacks."""
 
 from __future__ import annotations
 
 import asyncio
-import math
 from collections.abc import Mapping, Sequence
-from itertools import accumulate
 from pathlib import Path
-from typing import Any, TypedDict, Unpack
+from typing import Any
 
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
@@ -20,47 +17,14 @@ from google.adk.tools.base_tool import BaseTool
 from google.adk.tools.tool_context import ToolContext
 
 from aether_context.adk.acceptance import AcceptanceCheck
-from aether_context.adk.call import SessionKey, caller_of, calling, session_key
-from aether_context.adk.failures import InvalidPlan, OnError, stands_back
-from aether_context.adk.overflow import copy_of
-from aether_context.adk.packer import RequestPacker
-from aether_context.adk.usage import Calibrations
-from aether_context.adk.windows import Limits, Windows
-from aether_context.adk.wiring import PackerParts, PolicySource, store_of
-from aether_context.canonical import hash_text, short
-from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
-from aether_context.pack import OBSERVE, Pack
+from aether_context.adk.arms import Arms
+from aether_context.adk.call import calling
+from aether_context.adk.failures import OnError
+from aether_context.adk.wiring import store_of
+from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
-from aether_context.tokens.counters import SharedLRU
 from aether_context.usage import LedgerReport
-
-_DIGITS, _MOST_SESSIONS = 12, 4_096
-
-
-class PluginOptions(TypedDict, total=False):
-    """The arguments of a plugin, and of a set of callbacks, beside policy and store."""
-
-    on_error: OnError
-    """``passthrough`` (default) sends a request on whatever fails here and says so in the log; ``raise`` ends the run,
-    for tests."""
-    summarizer: BaseLlm | str | None
-    """A model, or its name in ADK's registry, that writes summaries in place of the extractive way; None takes the one
-    that the policy's ``compress.summarizer`` names, if any."""
-    checks: Sequence[AcceptanceCheck]
-    """Asked of every final answer, item by item of its step's checklist; see `AcceptanceCheck`."""
-    critic: BaseLlm | str | None
-    """A model, or its name, that judges final answers by the same checklist; None takes the one that the policy's
-    ``acceptance.critic`` names, if any."""
-    mirror_artifacts: bool
-    """Whether each manifest is saved as an artifact ``packs/{pack_id}.json`` of its session, too, in whatever artifact
-    service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names."""
-    observe: bool
-    """Whether it only records what would be sent, and leaves every request as it is."""
-    arms: Mapping[str, float] | None
-    """Policies that are compared on what users do: the share of sessions by a profile's name or a TOML file's path, or
-    by ``observe``. They sum to 1. A hash of its id says which one a session has; agents as tools have their caller's.
-    `aether-context compare` tells them apart."""
 
 
 class ContextPackPlugin(BasePlugin):
@@ -75,7 +39,19 @@ class ContextPackPlugin(BasePlugin):
         policy: a policy, a profile's name or the path of a TOML file; None takes the environment variable
             ``AETHER_CONTEXT_POLICY``, else the profile ``chat``.
         store: a store or an fsspec URL; None takes ``AETHER_CONTEXT_STORE``, else the folder ``artifacts``.
-        options: see `PluginOptions`.
+        on_error: ``passthrough`` (default) sends a request on whatever fails here and says so in the log; ``raise``
+            ends the run, for tests.
+        summarizer: a model, or its name in ADK's registry, that writes summaries in place of the extractive way; None
+            takes the one that the policy's ``compress.summarizer`` names, if any.
+        checks: asked of every final answer, item by item of its step's checklist; see `AcceptanceCheck`.
+        critic: a model, or its name, that judges final answers by the same checklist; None takes the one that the
+            policy's ``acceptance.critic`` names, if any.
+        mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
+            artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
+        observe: records what would be sent, and leaves every request as it is.
+        arms: compares policies on what users do: the share of sessions by a profile's name or a TOML file's path, or by
+            ``observe``. They sum to 1. A hash of its id says which one a session has; agents as tools have their
+            caller's. `aether-context compare` tells them apart.
 
     Raises:
         PolicyError: the policy does not exist or is wrong, or the shares of the arms do not sum to 1.
@@ -85,9 +61,15 @@ class ContextPackPlugin(BasePlugin):
     def __init__(
         self,
         name: str | PackPolicy | Path = "context_pack",
-        policy: PolicySource = None,
+        policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
-        **options: Unpack[PluginOptions],
+        on_error: OnError = "passthrough",
+        summarizer: BaseLlm | str | None = None,
+        checks: Sequence[AcceptanceCheck] = (),
+        critic: BaseLlm | str | None = None,
+        mirror_artifacts: bool = False,
+        observe: bool = False,
+        arms: Mapping[str, float] | None = None,
     ) -> None:
         if not isinstance(name, str):  # the policy was given by position
             if policy is not None:
@@ -96,7 +78,17 @@ class ContextPackPlugin(BasePlugin):
         if name in (*PROFILES, *PRESETS):
             raise PolicyError(f"name = {name!r} is a policy's: write policy={name!r}", field="name")
         super().__init__(name=name)
-        self._arms = Arms(policy, store=store_of(store), **options)
+        self._arms = Arms(
+            policy,
+            observe=observe,
+            arms=arms,
+            store=store_of(store),
+            on_error=on_error,
+            summarizer=summarizer,
+            checks=checks,
+            critic=critic,
+            mirror_artifacts=mirror_artifacts,
+        )
         self._packer = self._arms.first
 
     def __deepcopy__(self, memo: object) -> ContextPackPlugin:
@@ -190,7 +182,15 @@ class ContextPackPlugin(BasePlugin):
 
 
 def context_pack_callbacks(
-    policy: PolicySource = None, store: PackStore | str | None = None, **options: Unpack[PluginOptions]
+    policy: PackPolicy | str | Path | None = None,
+    store: PackStore | str | None = None,
+    on_error: OnError = "passthrough",
+    summarizer: BaseLlm | str | None = None,
+    checks: Sequence[AcceptanceCheck] = (),
+    critic: BaseLlm | str | None = None,
+    mirror_artifacts: bool = False,
+    observe: bool = False,
+    arms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
     """The plugin's work as callbacks of a single agent.
 
@@ -203,7 +203,17 @@ def context_pack_callbacks(
         PolicyError: the policy does not exist or is wrong.
         MissingExtra: the store's protocol needs a package that is not installed.
     """
-    plugin = ContextPackPlugin(policy=policy, store=store, **options)
+    plugin = ContextPackPlugin(
+        policy=policy,
+        store=store,
+        on_error=on_error,
+        summarizer=summarizer,
+        checks=checks,
+        critic=critic,
+        mirror_artifacts=mirror_artifacts,
+        observe=observe,
+        arms=arms,
+    )
 
     async def after_agent(callback_context: CallbackContext) -> None:
         await plugin.after_run_callback(invocation_context=callback_context.get_invocation_context())
@@ -215,98 +225,3 @@ def context_pack_callbacks(
         "before_tool_callback": lambda tool, args, tool_context: calling(tool, tool_context),
         "after_agent_callback": after_agent,
     }
-
-
-# Which packer a session has.
-
-
-class _Unlearned(Calibrations):
-    """Learns nothing: what a provider reports is of a request that was not packed."""
-
-    def reported(self, pack: Pack, counter: str, tokens: int) -> None:
-        """Leaves a report aside."""
-
-
-class _Untaught(Windows):
-    """Learns nothing: what a provider refuses was not packed."""
-
-    def learn(self, *args: Any, **options: Any) -> Limits:
-        """Leaves a refusal aside."""
-        return {}
-
-
-class Observer(RequestPacker):
-    """Records what it would have sent, packed from a copy, and leaves every request as it is."""
-
-    def __init__(self, parts: PackerParts) -> None:
-        super().__init__(parts, OBSERVE)
-        parts.windows = _Untaught()
-        parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
-
-    async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
-        if stands_back(self._failures, self.store.url, callback_context, llm_request):
-            return None
-        escalate = callback_context.actions.escalate
-        try:
-            await super().before_model(callback_context, copy_of(llm_request))
-        except (InvalidPlan, BudgetExceededError, StepTooLarge) as error:
-            self._failures.report(f"as it would have ended the run: {type(error).__name__}: {error}")
-        callback_context.actions.escalate = escalate  # a limit of the policy ends no run
-        # So that a packer behind it knows this very request again.
-        stands_back(self._failures, self.store.url, callback_context, llm_request)
-        self._state(callback_context).first_try = None  # what is refused is not asked for again
-        return None
-
-
-class Arms:
-    """The packers of a plugin, and which of them a session has.
-
-    Args:
-        arms: the share of sessions by policy, or by ``observe``.
-        options: the arguments of `PackerParts`.
-    """
-
-    def __init__(
-        self, policy: PolicySource, *, observe: bool = False, arms: Mapping[str, float] | None = None, **options: Any
-    ) -> None:
-        if arms is not None and (
-            observe or not arms or min(arms.values()) <= 0 or not math.isclose(sum(arms.values()), 1)
-        ):
-            raise PolicyError(f"arms = {arms!r}: give shares above 0 that sum to 1, without observe=True", field="arms")
-        if arms is not None and policy is not None and OBSERVE not in arms:
-            raise PolicyError(f"policy = {policy!r} goes with no arm: each key of arms is a policy", field="policy")
-        self._shares: Mapping[str, float] = arms or {}
-        self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
-        named = {name: policy if name == OBSERVE else name for name in arms or ()}
-        named = named or {OBSERVE if observe else "": policy}
-        of_observer = {**options, "mirror_artifacts": False, "asks_models": False}
-        self.packers = {
-            name: Observer(PackerParts(arm_policy, **of_observer))
-            if name == OBSERVE
-            else RequestPacker(PackerParts(arm_policy, **options), name)
-            for name, arm_policy in named.items()
-        }
-
-    @property
-    def first(self) -> RequestPacker:
-        return next(iter(self.packers.values()))
-
-    def of(self, context: CallbackContext | InvocationContext) -> RequestPacker:
-        """The packer of a session: by a hash of its id; of one that a tool of another runs that one's."""
-        if not self._shares:
-            return self.first
-        key = session_key(context)
-        name = self._chosen.get(key)
-        if name is None:
-            caller = caller_of(key)
-            origin = caller.session if caller is not None else key
-            name = self._chosen.get(origin) or arm_of(origin[2], self._shares)
-            self._chosen.put(key, name)
-        return self.packers[name]
-
-
-def arm_of(session: str, shares: Mapping[str, float]) -> str:
-    """The arm to which a session falls by its id."""
-    point = int(short(hash_text(session), _DIGITS), 16) / 16**_DIGITS
-    ends = zip(shares, accumulate(shares.values()), strict=True)
-    return next((name for name, end in ends if point < end), list(shares)[-1])  # the sum may be a little below 1

@@ -43,7 +43,7 @@ from aether_context.adk.packer import RequestPacker
 from aether_context.adk.request.marks import last_unread
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
-from aether_context.adk.wiring import PackerParts, PolicySource
+from aether_context.adk.wiring import PackerParts
 from aether_context.conversation import strategy_names
 from aether_context.errors import SessionError, listed
 from aether_context.pack import Pack
@@ -56,6 +56,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger("aether_context")
 
 _Tool: TypeAlias = Callable[..., Any] | BaseTool | BaseToolset
+_Policy: TypeAlias = PackPolicy | str | Path | None
 
 PLACEHOLDER = "(the next message)"
 """Stands for the user's message where a session waits for one and none is given."""
@@ -94,7 +95,7 @@ class StrategyPreview:
 def preview(
     session: Session,
     *,
-    policy: PolicySource = None,
+    policy: _Policy = None,
     message: str | types.Content | None = None,
     agent_name: str | None = None,
     model: str | BaseLlm = "gemini-2.5-flash",
@@ -144,7 +145,7 @@ def preview(
 def preview_strategies(
     session: Session,
     *,
-    policy: PolicySource = None,
+    policy: _Policy = None,
     strategies: Sequence[str | Sequence[str]] | None = None,
     message: str | types.Content | None = None,
     **agent: Unpack[AgentOptions],
@@ -176,7 +177,7 @@ def preview_strategies(
     return tuple(previews)
 
 
-def cutoff(session: Session, policy: PolicySource = None, **agent: Unpack[AgentOptions]) -> Event | None:
+def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOptions]) -> Event | None:
     """The last event that the model does not read any more; None where it reads from the beginning.
 
     It follows from session and policy and is stored nowhere, so any reader comes to the same event.
@@ -285,7 +286,7 @@ class _NoStore(PackStore):
 class _Packing(BasePlugin):
     """Packs the first request and answers it in the model's place, so that no model is called."""
 
-    def __init__(self, policy: PolicySource) -> None:
+    def __init__(self, policy: _Policy) -> None:
         super().__init__(name="preview")
         store = _NoStore("memory://aether-context-preview")
         self.packer = RequestPacker(PackerParts(policy, store, "raise", recorder=_Unwritten(store), asks_models=False))

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from functools import cache, partial
 from importlib import import_module
 from pathlib import Path
-from typing import TypeAlias
 
 from google.adk.models.base_llm import BaseLlm
 from google.adk.tools.tool_context import ToolContext
@@ -21,7 +20,8 @@ from aether_context.adk.bounds import Waits
 from aether_context.adk.call import agent_key_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
-from aether_context.adk.models.texts import ModelSummarizer, local_tokenizer
+from aether_context.adk.models.gemini import local_tokenizer
+from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.contents import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
@@ -43,9 +43,6 @@ from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 
 logger = logging.getLogger("aether_context")
-
-PolicySource: TypeAlias = PackPolicy | str | Path | None
-"""A policy, the name of a profile or preset, the path of a TOML file, or None for the environment's or the default."""
 
 READ_TOKENS = 2_000
 """The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
@@ -69,7 +66,7 @@ class PackerParts:
 
     def __init__(
         self,
-        policy: PolicySource = None,
+        policy: PackPolicy | str | Path | None = None,
         store: PackStore | str | None = None,
         on_error: OnError = "passthrough",
         summarizer: BaseLlm | str | None = None,
@@ -155,7 +152,9 @@ def _object_of(model: BaseLlm | str | None) -> BaseLlm | None:
     return None if isinstance(model, str) else model
 
 
-def own_policy(policy: PolicySource, summarizer: BaseLlm | str | None, critic: BaseLlm | str | None) -> PackPolicy:
+def own_policy(
+    policy: PackPolicy | str | Path | None, summarizer: BaseLlm | str | None, critic: BaseLlm | str | None
+) -> PackPolicy:
     """The policy that a packer begins with, with the names of the packer's own models, where it has any.
 
     Raises:

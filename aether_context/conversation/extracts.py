@@ -10,8 +10,9 @@ from functools import lru_cache
 from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
-from aether_context.conversation.content_json import attributed, content_of_parts, part_of, requoted, text_part
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.normalization import PLACEHOLDER
+from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Part
 from aether_context.text.decoding import said_once

@@ -12,7 +12,13 @@ from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
 from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, response_tokens
 from aether_context.conversation.stable_prefix import StablePrefix
-from aether_context.conversation.strategy import Budget, Conversation, Decision, Strategy, summary_tokens
+from aether_context.conversation.strategy import (
+    Budget,
+    Conversation,
+    Decision,
+    Strategy,
+    summary_tokens,
+)
 from aether_context.conversation.summary import MOST_TOKENS, can_be_read, least_summary
 from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names

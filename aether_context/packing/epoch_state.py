@@ -11,7 +11,7 @@ from typing import Any
 
 from aether_context.canonical import hash_text, short
 from aether_context.conversation import units
-from aether_context.conversation.content_json import attributed, content_of_parts, part_of, requoted, text_part
+from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.extracts import (
     query_of,
     quoted_alone,
@@ -20,6 +20,7 @@ from aether_context.conversation.extracts import (
     without_media,
     words_before,
 )
+from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.turns import turn_start
 from aether_context.evidence.record import evidence_uri

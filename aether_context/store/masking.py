@@ -16,7 +16,8 @@ from typing import Any
 from cachetools import LRUCache
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
-from aether_context.conversation.content_json import attributed, content_of_parts, part_of
+from aether_context.conversation.content_json import content_of_parts, part_of
+from aether_context.conversation.quotes import attributed
 from aether_context.pack import AcceptanceItem, Anchor, Candidate, Content, Epoch, Pack, PackInput, Part, Step, Tool
 from aether_context.packing import build_pack, payload
 from aether_context.packing.selection import render_line

@@ -11,8 +11,9 @@ from cachetools import LRUCache
 from pydantic import TypeAdapter
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
-from aether_context.conversation.content_json import attributed, content_from_wire
+from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.epoch import is_live
+from aether_context.conversation.quotes import attributed
 from aether_context.errors import AetherContextError, PackNotFound, ReplayError, ReplayIncomplete, ReplayMismatch
 from aether_context.pack import (
     Candidate,

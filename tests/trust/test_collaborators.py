@@ -20,7 +20,7 @@ from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.conversation import Conversation, Decision, register_strategy, unregister_strategy
 from aether_context.pack import ContentForm
 from aether_context.retrieval import embedders
-from aether_context.tokens import counter_for, counters, register_counter
+from aether_context.tokens import choice, counter_for, register_counter
 
 Figure = Callable[[str, float], None]
 FAULTS = ("raises", "hangs", "garbage", "cancels")
@@ -36,7 +36,7 @@ def _threads() -> Iterator[None]:
     _let_go.clear()
     yield
     _let_go.set()
-    counters._REGISTERED.pop("faulty", None)
+    choice._REGISTERED.pop("faulty", None)
     embedders._REGISTERED.pop("faulty", None)
     unregister_strategy("faulty")
 

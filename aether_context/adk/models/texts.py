@@ -1,4 +1,4 @@
-"""Summaries that a model is asked for beside the agent's own calls; and Gemini's local tokenizer, of google-genai."""
+"""Summaries that a model is asked for beside the agent's own calls."""
 
 from __future__ import annotations
 
@@ -20,8 +20,7 @@ from aether_context.canonical import JSON, canonical_json
 from aether_context.errors import PolicyError
 from aether_context.pack import Identity, Pack, PackInput, SummaryRequest
 from aether_context.policy import PackPolicy
-from aether_context.tokens.counters import SharedLRU, Tokenizer
-from aether_context.tokens.model_limits import bare_model_name
+from aether_context.tokens.counters import SharedLRU
 
 
 @dataclass(slots=True)
@@ -252,17 +251,3 @@ class ModelSummarizer:
             self._known.put(cache_key, text)
             if policy.record == "full":
                 self._recorder.later(partial(self._recorder.store.write_summary, *cache_key, policy.mask(text)))
-
-
-# Counts of texts, beside what is written of them.
-
-
-def local_tokenizer(model: str) -> Tokenizer:
-    """Counts by `google.genai.local_tokenizer`, which fetches its vocabulary and keeps it in the temporary folder."""
-    from google.genai.local_tokenizer import LocalTokenizer
-
-    bare = bare_model_name(model)
-    tokenizer = LocalTokenizer(model_name=bare)
-    return Tokenizer(
-        f"gemini-local/{bare}", lambda texts: [tokenizer.count_tokens(text).total_tokens or 0 for text in texts]
-    )

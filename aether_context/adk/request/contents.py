@@ -16,9 +16,9 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import AgentKey, Contents, PreviousCall
-from aether_context.adk.overflow import FirstTry
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader, key_of
+from aether_context.adk.second_try import FirstTry
 from aether_context.pack import Content
 from aether_context.tokens.counters import SharedLRU
 

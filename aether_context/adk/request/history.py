@@ -14,9 +14,16 @@ from google.genai import types
 
 from aether_context.adk.bounds import Waits, in_thread
 from aether_context.adk.call import Contents, ModelCall
-from aether_context.adk.request.reader import Reader, characters, is_answer, key_of, media_marks, without_client_ids
+from aether_context.adk.request.reader import (
+    Reader,
+    characters,
+    is_answer,
+    key_of,
+    media_marks,
+    without_client_ids,
+)
 from aether_context.adk.session import ANCHORS
-from aether_context.conversation.content_json import quote_of
+from aether_context.conversation.quotes import quote_of
 from aether_context.pack import noted
 from aether_context.redaction import Masker
 from aether_context.store.masking import masked_part

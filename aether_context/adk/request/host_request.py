@@ -13,7 +13,7 @@ from aether_context.adk.call import ModelCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents
 from aether_context.adk.request.memories import past_conversations, preloaded
 from aether_context.adk.request.reader import Reader
-from aether_context.conversation.content_json import says
+from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
 from aether_context.pack import Candidate, Request
 

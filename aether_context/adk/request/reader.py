@@ -18,8 +18,9 @@ from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
-from aether_context.conversation.content_json import NAMELESS, attributed, content_of_parts, part_of
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import medium_key
+from aether_context.conversation.quotes import NAMELESS, attributed
 from aether_context.conversation.turns import is_human
 from aether_context.evidence.record import evidence_uri, size_words
 from aether_context.pack import Content, Part, Request, Tool

@@ -1,0 +1,121 @@
+"""Which packer a session has: one for all, one that only observes, or several arms that are compared."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from itertools import accumulate
+from pathlib import Path
+from typing import Any
+
+from google.adk.agents.callback_context import CallbackContext
+from google.adk.agents.invocation_context import InvocationContext
+from google.adk.models.llm_request import LlmRequest
+from google.adk.models.llm_response import LlmResponse
+
+from aether_context.adk.call import SessionKey, caller_of, session_key
+from aether_context.adk.failures import InvalidPlan, stands_back
+from aether_context.adk.packer import RequestPacker
+from aether_context.adk.second_try import copy_of
+from aether_context.adk.usage import Calibrations
+from aether_context.adk.windows import Limits, Windows
+from aether_context.adk.wiring import PackerParts
+from aether_context.canonical import hash_text, short
+from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
+from aether_context.pack import OBSERVE, Pack
+from aether_context.policy import PackPolicy
+from aether_context.tokens.counters import SharedLRU
+
+_DIGITS, _MOST_SESSIONS = 12, 4_096
+
+
+class _Unlearned(Calibrations):
+    """Learns nothing: what a provider reports is of a request that was not packed."""
+
+    def reported(self, pack: Pack, counter: str, tokens: int) -> None:
+        """Leaves a report aside."""
+
+
+class _Untaught(Windows):
+    """Learns nothing: what a provider refuses was not packed."""
+
+    def learn(self, *args: Any, **options: Any) -> Limits:
+        """Leaves a refusal aside."""
+        return {}
+
+
+class Observer(RequestPacker):
+    """Records what it would have sent, packed from a copy, and leaves every request as it is."""
+
+    def __init__(self, parts: PackerParts) -> None:
+        super().__init__(parts, OBSERVE)
+        parts.windows = _Untaught()
+        parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
+
+    async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
+        if stands_back(self._failures, self.store.url, callback_context, llm_request):
+            return None
+        escalate = callback_context.actions.escalate
+        try:
+            await super().before_model(callback_context, copy_of(llm_request))
+        except (InvalidPlan, BudgetExceededError, StepTooLarge) as error:
+            self._failures.report(f"as it would have ended the run: {type(error).__name__}: {error}")
+        callback_context.actions.escalate = escalate  # a limit of the policy ends no run
+        # So that a packer behind it knows this very request again.
+        stands_back(self._failures, self.store.url, callback_context, llm_request)
+        self._state(callback_context).first_try = None  # what is refused is not asked for again
+        return None
+
+
+def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[str, Any]) -> RequestPacker:
+    if name == OBSERVE:
+        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}))
+    return RequestPacker(PackerParts(policy, **options), name)
+
+
+class Arms:
+    """The packers of a plugin, and which of them a session has.
+
+    Args:
+        arms: the share of sessions by policy, or by ``observe``.
+        options: the arguments of `PackerParts`.
+    """
+
+    def __init__(
+        self, policy: PackPolicy | str | Path | None, *, observe: bool, arms: Mapping[str, float] | None, **options: Any
+    ) -> None:
+        if arms is not None and (
+            observe or not arms or min(arms.values()) <= 0 or not math.isclose(sum(arms.values()), 1)
+        ):
+            raise PolicyError(f"arms = {arms!r}: give shares above 0 that sum to 1, without observe=True", field="arms")
+        if arms is not None and policy is not None and OBSERVE not in arms:
+            raise PolicyError(f"policy = {policy!r} goes with no arm: each key of arms is a policy", field="policy")
+        self._shares: Mapping[str, float] = arms or {}
+        self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
+        named = {name: policy if name == OBSERVE else name for name in arms or ()}
+        named = named or {OBSERVE if observe else "": policy}
+        self.packers = {name: _packer(name, arm_policy, options) for name, arm_policy in named.items()}
+
+    @property
+    def first(self) -> RequestPacker:
+        return next(iter(self.packers.values()))
+
+    def of(self, context: CallbackContext | InvocationContext) -> RequestPacker:
+        """The packer of a session: by a hash of its id; of one that a tool of another runs that one's."""
+        return self._of(session_key(context)) if self._shares else self.first
+
+    def _of(self, key: SessionKey) -> RequestPacker:
+        name = self._chosen.get(key)
+        if name is None:
+            caller = caller_of(key)
+            origin = caller.session if caller is not None else key
+            name = self._chosen.get(origin) or arm_of(origin[2], self._shares)
+            self._chosen.put(key, name)
+        return self.packers[name]
+
+
+def arm_of(session: str, shares: Mapping[str, float]) -> str:
+    """The arm to which a session falls by its id."""
+    point = int(short(hash_text(session), _DIGITS), 16) / 16**_DIGITS
+    ends = zip(shares, accumulate(shares.values()), strict=True)
+    return next((name for name, end in ends if point < end), list(shares)[-1])  # the sum may be a little below 1
