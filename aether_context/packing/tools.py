@@ -87,8 +87,7 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     ends = accumulate(costs[tool.name] for tool in later)
     room = int(_MOST_SHARE * draft.input_budget)
     stay = {tool.name for at, (tool, end) in enumerate(zip(later, ends, strict=True)) if at < MOST_FOUND or end <= room}
-    behind = [tool for tool in tools if tool.name in stay]
-    behind.sort(key=lambda tool: places.get(tool.name, -1))
+    behind = sorted((tool for tool in tools if tool.name in stay), key=lambda tool: places.get(tool.name, -1))
     reasons |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(
         sent=(*(tool for tool in tools if tool.name in reasons and tool not in behind), FIND_TOOLS, *behind),
