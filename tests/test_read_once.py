@@ -187,7 +187,7 @@ def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
         return CallContents(kept, reader, "gemini", Contents(raw), lambda _, content: content, lambda _: NOTHING)
 
     def sent(contents: CallContents) -> str:
-        return str(contents.sent_of([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]
+        return str(contents.sent_of([NOTHING], [0])[0].parts[0].function_response.response)  # type: ignore[union-attr, index]
 
     kept, reader = AgentContents(), Reader()
     first, second = beside("one\x1b[31m"), beside("two\x1b[31m")

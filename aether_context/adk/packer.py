@@ -322,7 +322,7 @@ class RequestPacker:
             return refused
         cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack, state), "")
         if not source.host.passthrough_reason:
-            contents = [*map(prepared.sent_of, prepared.source.request.positions)]
+            contents = prepared.sent_of(prepared.source.request.positions)
             if call.policy.redact_prompt:
                 values = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, values, source.request.contents))

@@ -66,4 +66,5 @@ def _content(role: str, parts: tuple[Part, ...], wire: str) -> Content:
         digest=hash_text(wire),
         calls=tuple(part for part in parts if part.kind == "call"),
         responses=tuple(part for part in parts if part.kind == "response"),
+        has_media=any(part.media_count or part.kind == "media" for part in parts),
     )

@@ -112,7 +112,8 @@ def render_pack(draft: Draft) -> Pack:
         newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
-    request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
+    request_index = draft.request_index
+    request_tokens = next((item.tokens for item in reversed(plain) if item.origin == request_index), 0)
     in_contents = sum(map(_TOKENS, contents))
     conversation_tokens = in_contents - request_tokens
     counted = sent_request.system.tokens + sum(map(_TOKENS, sent_request.tools)) + in_contents

@@ -208,6 +208,7 @@ class Gatherer:
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
+        frozen.take_over(live_positions(stored, len(contents)))
         source = follow(begin=begin, restored=contents.first)
         if frozen.has_changed and is_trusted:
             # The host rewrote what was read before, so that nothing about it is taken for granted.

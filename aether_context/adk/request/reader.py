@@ -216,7 +216,8 @@ def media_marks(*contents: Content) -> dict[str, str]:
     """The marks that stand for what a user sent beside words, where it is not sent any more, by the hash of its
     bytes; for a file elsewhere by its address."""
     marks: dict[str, str] = {}
-    for part in (part for content in contents for part in content.parts if part.kind == "media" and is_human(content)):
+    with_media = (content for content in contents if content.has_media and is_human(content))
+    for part in (part for content in with_media for part in content.parts if part.kind == "media"):
         digest, file_uri = medium_key(part)
         uri = evidence_uri(digest, "bin") if digest else file_uri
         is_pdf = part.mime_type == "application/pdf"
