@@ -33,6 +33,7 @@ from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
 from aether_context.store import pack_id
 from aether_context.store.masking import MaskedContents, masked_input
+from aether_context.text.entities import read_mentions
 from aether_context.tokens import Pick, counter_for
 
 _INSTANT_CHARACTERS = 100_000
@@ -344,6 +345,9 @@ class RequestPacker:
         )
         if source.request.first_call:
             self._parts.states.bound()
+        if pack.tokens.counted > pack.allocation.budget // 2:  # a cut is near, which would read them on the event loop
+            new = source.request.contents if source.request.first_call else source.request.contents[-2:]
+            self._parts.recorder.later(partial(read_mentions, new))
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
