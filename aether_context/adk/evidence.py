@@ -138,7 +138,8 @@ class Offloader:
             if number:
                 await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call, result, settings))
+                if evidence := await self._describe(call, result, settings):
+                    results.append(evidence)
             except Exception as error:
                 self._failures.caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
