@@ -110,9 +110,11 @@ class CallContents(dict[int, Content]):
         is asked for, and so is what its author or a reader has to look at again."""
         entries, loaded, first = self._contents.entries, self._loaded, self._first
         for at in positions:
-            if at >= first and (entry := entries.get(at)) is not None and not (entry.content.agent or entry.escaped):
-                if entry.snapshot == _fields(loaded[at - first]):
-                    self[at] = entry.content
+            entry = entries.get(at) if at >= first else None
+            if entry is None or entry.content.agent or entry.escaped:
+                continue
+            if entry.snapshot == _fields(loaded[at - first]):
+                self[at] = entry.content
 
     def sent_of(self, contents: Contents, positions: Iterable[int]) -> list[types.Content]:
         """Contents that were read, as they are sent: with escapes in the place of what nobody sees, where others

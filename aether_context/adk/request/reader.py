@@ -206,7 +206,7 @@ def _part(part: types.Part, model: str) -> Part:
     pixels = image_size(part.inline_data.data) if part.inline_data is not None else None
     shape = f"{pages} pages" if pages else size_words(size) if size else ""
     shape = f"{pixels[0]} × {pixels[1]}" if pixels is not None else shape
-    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages, shape=shape)
+    return part_of(value, size_bytes=size, media_tokens=tokens, media_count=count, pages=pages, shape=shape)
 
 
 _MEDIA_NAMES = {"image": "picture", "audio": "sound", "video": "video"}
