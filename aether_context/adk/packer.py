@@ -275,9 +275,11 @@ class RequestPacker:
         prepared = prepared.with_source(usage=usage)._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
-            """A pack, off the event loop where that would be felt: with large contents, or with a provider that is
-            asked."""
-            large = sum(len(part.text) for content in source.request.contents[-8:] for part in content.parts)
+            """A pack, off the event loop where that would be felt: with large contents, with many that no call before
+            had, or with a provider that is asked."""
+            known = len(last.pack.source.request.contents) if last is not None else 0
+            new = source.request.contents[min(-8, known - len(source.request.contents)) :]
+            large = sum(len(part.text) for content in new for part in content.parts)
             is_instant = large <= _INSTANT_CHARACTERS and not policy.redact_prompt
 
             def build_now() -> Pack:
