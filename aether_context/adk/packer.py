@@ -277,9 +277,9 @@ class RequestPacker:
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: with large contents, with many that no call before
             had, or with a provider that is asked."""
-            known = len(last.pack.source.request.contents) if last is not None else 0
-            new = source.request.contents[min(-8, known - len(source.request.contents)) :]
-            large = sum(len(part.text) for content in new for part in content.parts)
+            earlier_count = len(last.pack.source.request.contents) if last is not None else 0
+            latest = source.request.contents[min(-8, earlier_count - len(source.request.contents)) :]
+            large = sum(len(part.text) for content in latest for part in content.parts)
             is_instant = large <= _INSTANT_CHARACTERS and not policy.redact_prompt
 
             def build_now() -> Pack:

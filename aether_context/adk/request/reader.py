@@ -70,11 +70,12 @@ class Reader:
         functions: list[types.FunctionDeclaration] = []
         other_tools: list[str] = []
         for tool in (request.config.tools if request.config is not None else None) or ():
-            wire: JSON = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
             if isinstance(tool, types.Tool):
                 functions += tool.function_declarations or ()
-                wire = _json(tool.model_copy(update={"function_declarations": None}))
-            if wire:
+                values = {name: value for name, value in tool.__dict__.items() if name != "function_declarations"}
+            else:
+                values = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+            if wire := {name: _json(value, 1) for name, value in values.items() if value is not None}:
                 other_tools.append(canonical_json(wire))
         essential = essential_names(request)
         key = (essential, tuple(map(structure, functions)))
