@@ -347,9 +347,10 @@ class RequestPacker:
         )
         if source.request.first_call:
             self._parts.states.bound()
-        if pack.tokens.counted > pack.allocation.budget // 2:  # a cut is near, which would read them on the event loop
-            new = source.request.contents if source.request.first_call else source.request.contents[-2:]
-            self._parts.recorder.later(partial(read_mentions, new))
+        half = pack.allocation.budget // 2
+        if pack.tokens.counted > half:  # a cut is near, which would read them on the event loop
+            was_near = call.last is not None and call.last.pack.tokens.counted > half
+            self._parts.recorder.later(partial(read_mentions, source.request.contents[-4 if was_near else 0 :]))
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
