@@ -10,13 +10,14 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
-from scripted import Chat, big_file, call, inside, look_up
+from scripted import Chat, big_file, call, inside, look_up, was_cut
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
 from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
+from aether_context.text.entities import mentions
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
@@ -200,3 +201,17 @@ def test_a_summary_that_is_sent_once_stays_where_a_cut_only_shortened_a_result()
     assert not any(manifest.epoch.cut_count for manifest in chat.manifests())
     has_summary = [SUMMARY_TITLE in sent.text for sent in chat.sent]
     assert has_summary == sorted(has_summary)
+
+
+def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records() -> None:
+    reads_at_cut: list[int] = []
+    chat = Chat(policy=PackPolicy(max_input_tokens=4_000))
+    for number in range(60):
+        reads = mentions.cache_info().misses
+        chat.say(
+            f"Order A-{number}{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 20
+        )
+        if was_cut(chat.manifests()[-1]):
+            reads_at_cut.append(mentions.cache_info().misses - reads)
+    assert reads_at_cut
+    assert max(reads_at_cut) <= 8  # the message itself, and contents in the form in which a cut leaves them

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -11,6 +12,7 @@ import pytest
 from google.genai import types
 from scripted import Chat, call, look_up
 
+from aether_context import PackPolicy, build_pack
 from aether_context.adk.call import Contents
 from aether_context.adk.request.contents import AgentContents, CallContents
 from aether_context.adk.request.gather import Gatherer
@@ -87,17 +89,22 @@ def call_contents(kept: AgentContents, reader: Reader, *loaded: types.Content) -
     )
 
 
+@pytest.mark.parametrize("in_one_pass", [True, False])
 @pytest.mark.parametrize(("made", "edit"), EDITS)
-def test_an_edit_is_seen_and_a_copy_is_taken_over(made: Any, edit: Any) -> None:
+def test_an_edit_is_seen_and_a_copy_is_taken_over(made: Any, edit: Any, in_one_pass: bool) -> None:
     kept, reader, raw = AgentContents(), CountingReader(), made()
     first = call_contents(kept, reader, raw)[0]
     kept.answered_until = 1
     again = call_contents(kept, reader, copy.deepcopy(raw))
+    again.take_over(range(in_one_pass))
+    assert len(again) == in_one_pass
     assert again[0] is first
     assert not again.has_changed
     assert reader.reads == 1
     edit(raw)  # in place: what was kept of it is its own
     edited = call_contents(kept, reader, raw)
+    edited.take_over(range(in_one_pass))
+    assert not edited
     assert edited[0] == Reader().content(raw, "gemini-2.5-flash")
     assert edited.has_changed
     assert reader.reads == 2
@@ -187,7 +194,7 @@ def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
         return CallContents(kept, reader, "gemini", Contents(raw), lambda _, content: content, lambda _: NOTHING)
 
     def sent(contents: CallContents) -> str:
-        return str(contents.sent_of([NOTHING], 0).parts[0].function_response.response)  # type: ignore[union-attr, index]
+        return str(contents.sent_of([NOTHING], [0])[0].parts[0].function_response.response)  # type: ignore[union-attr, index]
 
     kept, reader = AgentContents(), Reader()
     first, second = beside("one\x1b[31m"), beside("two\x1b[31m")
@@ -209,3 +216,21 @@ def test_an_instruction_among_the_contents_has_nothing_read_twice() -> None:
     with patch.object(Gatherer, "gather", autospec=True, side_effect=Gatherer.gather) as gather:
         chat.say("hi", "again")
     assert gather.call_count == len(chat.sent) == 6
+
+
+def test_a_pack_of_many_new_contents_is_built_off_the_event_loop() -> None:
+    is_aside: list[bool] = []
+
+    def noted_build(*args: Any, **options: Any) -> Any:
+        is_aside.append(threading.current_thread() is not threading.main_thread())
+        return build_pack(*args, **options)
+
+    chat = Chat(policy=PackPolicy(max_input_tokens=200_000))
+    with patch("aether_context.adk.packer.build_pack", noted_build):
+        chat.say(*(f"Message {number}: " + "and what about it? " * 500 for number in range(14)))
+        assert len(is_aside) == 14
+        assert not any(is_aside)
+        chat.restart()  # the new process has seen none of them
+        chat.say("And now?", "And then?")
+    assert is_aside[14:] == [True, False]
+    chat.replays()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Coroutine
 from concurrent.futures import Future
 from contextvars import copy_context
@@ -56,20 +57,32 @@ async def within(seconds: float, work: Coroutine[Any, Any, _T]) -> _T:
         task.cancel()
 
 
-_busy: set[asyncio.AbstractEventLoop] = set()
-"""Event loops in whose present round a turn was taken."""
+_turns: dict[asyncio.AbstractEventLoop, deque[asyncio.Future[None]]] = {}
+"""Event loops in whose present round a turn was taken, with those who wait for one."""
 
 
 async def take_turn() -> None:
     """Waits until the event loop has served others since the last caller went on.
 
-    Where hundreds of sessions wake together, one round of the loop would else hold all of their work.
+    Where hundreds of sessions wake together, one round of the loop would else hold all of their work. Who waits sleeps:
+    if all looked in each round whether it is their turn, hundreds would take more time to look than to pack.
     """
     loop = asyncio.get_running_loop()
-    while loop in _busy:
-        await asyncio.sleep(0)
-    _busy.add(loop)
-    loop.call_soon(_busy.discard, loop)
+    if (waiting := _turns.get(loop)) is not None:
+        waiting.append(turn := loop.create_future())
+        await turn
+    else:
+        _turns[loop] = deque()
+        loop.call_soon(_next_turn, loop)
+
+
+def _next_turn(loop: asyncio.AbstractEventLoop) -> None:
+    while _turns[loop]:
+        if not (turn := _turns[loop].popleft()).done():  # else who waited was cancelled
+            turn.set_result(None)
+            loop.call_soon(_next_turn, loop)
+            return
+    del _turns[loop]
 
 
 def failure(error: BaseException) -> Exception:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
@@ -180,7 +180,7 @@ class PreparedCall(NamedTuple):
     """A call with what its pack is built from.
 
     ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it; ``sent_of`` gives the one at a place as it is sent, ``original_of``
+    ``source.request.positions`` are places in it; ``sent_of`` gives those at places as they are sent, ``original_of``
     the text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to
     this call alone, 0 where it is not known; ``stable_end`` is the number of those that stay as they are. ``epoch`` is
     as the session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a
@@ -191,7 +191,7 @@ class PreparedCall(NamedTuple):
     source: PackInput
     history: Contents
     epoch: Epoch
-    sent_of: Callable[[int], types.Content]
+    sent_of: Callable[[Iterable[int]], list[types.Content]]
     original_of: Callable[[PackedMessage], str]
     length: int = 0
     stable_end: int = 0

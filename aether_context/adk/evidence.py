@@ -133,14 +133,17 @@ class Offloader:
             return not _uses_computer(tools.get(result.tool))
 
         results: list[_Evidence] = []
-        for result in [*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]:
-            await asyncio.sleep(0)  # other sessions are served between two of them
+        for number, result in enumerate([*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]):
+            if number:
+                await asyncio.sleep(0)  # other sessions are served between two of them
             try:
-                results.append(await self._describe(call, result, settings))
+                if evidence := await self._describe(call, result, settings):
+                    results.append(evidence)
             except Exception as error:
                 self._failures.caught(error, f"a result of {result.tool} was not offloaded: ")
         # The latest first: where the time runs out, it is they that stand nearest to the end of a request.
-        written = await asyncio.gather(*(self._write(call.key[:3], evidence) for evidence in reversed(results)))
+        writing = [self._write(call.key[:3], evidence) for evidence in reversed(results)]
+        written = await asyncio.gather(*writing) if writing else []
         # A result of which a piece could not be stored has no records, and stays as it is.
         stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]

@@ -34,6 +34,7 @@ from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
 from aether_context.store import pack_id
 from aether_context.store.masking import MaskedContents, masked_input
+from aether_context.text.entities import read_mentions
 from aether_context.tokens import Pick, counter_for
 
 _INSTANT_CHARACTERS = 100_000
@@ -323,7 +324,7 @@ class RequestPacker:
             return refused
         cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack, state), "")
         if not source.host.passthrough_reason:
-            contents = [*map(prepared.sent_of, prepared.source.request.positions)]
+            contents = prepared.sent_of(prepared.source.request.positions)
             if call.policy.redact_prompt:
                 values = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, values, source.request.contents))
@@ -345,6 +346,10 @@ class RequestPacker:
         )
         if source.request.first_call:
             self._parts.states.bound()
+        half = pack.allocation.budget // 2
+        if pack.tokens.counted > half:  # a cut is near, which would read them on the event loop
+            was_near = call.last is not None and call.last.pack.tokens.counted > half
+            self._parts.recorder.later(partial(read_mentions, source.request.contents[-4 if was_near else 0 :]))
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:

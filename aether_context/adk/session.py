@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
@@ -426,7 +426,7 @@ class SessionRecords:
         return session_records
 
 
-def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], index: Records) -> None:
+def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], index: Records) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
@@ -434,6 +434,8 @@ def put_records(context: CallbackContext, records: Iterable[EvidenceRecord], ind
     runs as a tool its own ones stay, since nothing but the state reaches its caller.
     """
     saved = context.session.state.get(_STATE)
+    if not (saved or records):
+        return
     # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
     there = [digits for digits in saved if digits in index.by_digits] if isinstance(saved, Mapping) else ()
     serialized = {digits: index.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}

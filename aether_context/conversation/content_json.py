@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.pack import Content, Part
+from aether_context.pack import Content, Part, PartKind
 
 _MEDIA = ("inline_data", "file_data")
 
@@ -28,28 +27,21 @@ def text_part(text: str) -> Part:
     return part_of({"text": text})
 
 
-def part_of(value: Mapping[str, Any], *, size_bytes: int = 0, media_tokens: int = 0) -> Part:
-    """A part from its JSON.
-
-    Args:
-        size_bytes: size of its binary data, which the JSON names only by hash.
-        media_tokens: what that data counts by the provider's rule.
-    """
-    wire, is_signed = canonical_json(value), bool(value.get("thought_signature"))
-    part = Part(
-        kind="other", text=wire, wire=wire, size_bytes=size_bytes, media_tokens=media_tokens, is_signed=is_signed
-    )
+def part_of(value: Mapping[str, Any], **media: Any) -> Part:
+    """A part from its JSON; ``media`` are the fields that tell of its binary data, of which the JSON has the hash."""
+    wire = text = canonical_json(value)
+    kind: PartKind = "other"
     if (call := value.get("function_call")) is not None:
-        part = replace(part, kind="call", text=canonical_json(call.get("args") or {}))
+        kind, text = "call", canonical_json(call.get("args") or {})
     elif (call := value.get("function_response")) is not None:
-        part = replace(part, kind="response", text=canonical_json(call.get("response")))
+        kind, text = "response", canonical_json(call.get("response"))
+    elif (medium := next((value[name] for name in _MEDIA if value.get(name) is not None), None)) is not None:
+        kind, text, media = "media", "", {**media, "mime_type": medium.get("mime_type") or ""}
+    elif isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}:
+        kind, text = "thought" if value.get("thought") else "text", value["text"]
     if call is not None:
-        return replace(part, name=call.get("name") or "", call_id=call.get("id") or "")
-    if (media := next((value[name] for name in _MEDIA if value.get(name) is not None), None)) is not None:
-        return replace(part, kind="media", text="", mime_type=media.get("mime_type") or "")
-    if isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}:
-        return replace(part, kind="thought" if value.get("thought") else "text", text=value["text"])
-    return part
+        media |= {"name": call.get("name") or "", "call_id": call.get("id") or ""}
+    return Part(kind=kind, text=text, wire=wire, is_signed=bool(value.get("thought_signature")), **media)
 
 
 def content_of_parts(role: str, parts: list[Part]) -> Content:
@@ -66,4 +58,5 @@ def _content(role: str, parts: tuple[Part, ...], wire: str) -> Content:
         digest=hash_text(wire),
         calls=tuple(part for part in parts if part.kind == "call"),
         responses=tuple(part for part in parts if part.kind == "response"),
+        has_media=any(part.media_count or part.kind == "media" for part in parts),
     )

@@ -134,6 +134,8 @@ def mark_of(part: Part, media: Mapping[str, str]) -> str:
 
 def without_media(raw: Content, media: Mapping[str, str]) -> Content:
     """A content with marks in the places of its media, and its words as they are."""
+    if not raw.has_media:
+        return raw
     parts = [text_part(mark) if (mark := mark_of(part, media)) else part for part in raw.parts]
     return content_of_parts(raw.role, parts) if parts != [*raw.parts] else raw
 

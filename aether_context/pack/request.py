@@ -68,6 +68,7 @@ class Content:
 
     ``calls`` and ``responses`` are the tool calls and responses among its parts. ``agent`` is set where the message is
     another agent's turn, which the host shows as a user message; ``quotes`` then holds its parts as that agent's.
+    ``has_media`` is set where one of its parts is or holds a medium.
     """
 
     role: str
@@ -78,6 +79,7 @@ class Content:
     responses: tuple[Part, ...] = ()
     agent: str = ""
     quotes: tuple[Quote, ...] = ()
+    has_media: bool = False
 
     def __hash__(self) -> int:
         return hash(self.digest)

@@ -102,6 +102,7 @@ def _media(request: Request) -> dict[int, tuple[int, int, int]]:
     return {
         medium_place(position, at): (4 * part.size_bytes // 3, part.media_count, part.pages)
         for position, content in zip(request.positions, request.contents, strict=True)
+        if content.has_media
         for at, part in enumerate(content.parts)
         if part.media_count
     }

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import compress
 from operator import attrgetter
 
 from aether_context.canonical import hash_text, short
@@ -44,7 +45,7 @@ from aether_context.packing.payload import addresses_in, missing_evidence, offlo
 from aether_context.tokens.cache import PackCounter, shared_length
 from aether_context.usage.calibration import estimated
 
-_TOKENS, _DIGEST, _ORIGIN = attrgetter("tokens"), attrgetter("digest"), attrgetter("origin")
+_TOKENS, _DIGEST, _ORIGIN, _FORM = map(attrgetter, ("tokens", "digest", "origin", "form"))
 
 # The outgoing contents, normalized at the very end, so that every stage before sees the host's own.
 
@@ -113,7 +114,8 @@ def render_pack(draft: Draft) -> Pack:
         newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
-    request_tokens = sum(item.tokens for item in plain if item.origin == draft.request_index)
+    request_index = draft.request_index
+    request_tokens = next((item.tokens for item in reversed(plain) if item.origin == request_index), 0)
     in_contents = sum(map(_TOKENS, contents))
     conversation_tokens = in_contents - request_tokens
     counted = sent_request.system.tokens + sum(map(_TOKENS, sent_request.tools)) + in_contents
@@ -276,7 +278,7 @@ def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
     Args:
         present: the contents that are sent, before they are merged with their neighbours.
     """
-    request, counter, selected, history = draft.input.request, draft.counter, draft.selected, draft.history
+    request, counter, selected = draft.input.request, draft.counter, draft.selected
 
     def whole_rows(raws: Sequence[Content], places: Sequence[int], sizes: Sequence[int]) -> list[Row]:
         contents = zip(raws, places, sizes, strict=True)
@@ -284,10 +286,10 @@ def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:
 
     # Most contents are sent as they are, and were so at the call before.
     rows = list(draft.columns.extend("row", whole_rows, request.contents, request.positions, draft.raw_tokens))
-    changed_indices = {*history.forms, *history.cut, *range(len(rows))}.difference(
-        item.origin for item in present if item.form == "whole" and item.origin != request.request_index
-    )
-    items = {item.origin: item for item in present if item.origin in changed_indices}
+    items = dict(zip(map(_ORIGIN, present), present, strict=True))
+    is_whole = map("whole".__eq__, map(_FORM, present))
+    changed_indices = {*range(len(rows))}.difference(compress(map(_ORIGIN, present), is_whole))
+    changed_indices |= {request.request_index} - {None}
     for at in sorted(changed_indices):
         rows[at] = _changed_row(draft, at, rows[at], items.get(at))
     tokens_by_id = {candidate.id: candidate.tokens for candidate in (*selected.memory, *selected.evidence)}

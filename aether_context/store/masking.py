@@ -126,8 +126,8 @@ class MaskedContents:
         masked = masked_part(json.loads(part.wire), mask)
         if self._to_send and part.is_signed and canonical_json(masked) != part.wire:
             masked["thought_signature"] = UNSIGNED
-        again = part_of(masked, size_bytes=part.size_bytes, media_tokens=part.media_tokens)
-        return replace(again, media_count=part.media_count, pages=part.pages)
+        media = {name: getattr(part, name) for name in ("size_bytes", "media_tokens", "media_count", "pages")}
+        return part_of(masked, **media)
 
 
 def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> PackInput:

@@ -261,6 +261,12 @@ def _outdated(entities: Sequence[str]) -> set[str]:
     }
 
 
+def read_mentions(contents: Sequence[Content]) -> None:
+    """Reads what contents mention before a cut asks for it, which would take a third of its time to read it."""
+    for content, subjects in _with_subjects(contents):
+        mentions(content, subjects)
+
+
 @lru_cache(maxsize=20_000)  # the first cut of a long session needs all of them twice
 def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each with its strongest rank.

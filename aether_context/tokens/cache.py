@@ -94,6 +94,7 @@ class PackCounter:
         self.method: Accuracy = "approximate" if counter.accuracy == "exact" else counter.accuracy
         self.counts: dict[str, int] = {}
         self._texts: dict[str | tuple[int, str], int] = {}
+        self._prepared: dict[str, tuple[str, int]] = {}
         self._cache = cache or TokenCache()
         self._scope = f"{counter.name} {self.framing.name}"
         self._recorded = recorded or {}
@@ -118,7 +119,9 @@ class PackCounter:
         if not text:
             return 0
         if text not in self._texts:
-            self._texts[text] = self.count_all((text,))[0]
+            self.prepare((text,))
+            key, tokens = self._prepared[text]
+            self.counts[key] = self._texts[text] = tokens
         return self._texts[text]
 
     def count_all(self, texts: Sequence[str]) -> list[int]:
@@ -127,16 +130,9 @@ class PackCounter:
 
     def prepare(self, texts: Sequence[str]) -> None:
         """Counts texts in one pass that are likely to be asked for; none is a count of this pack until it is."""
-        keys = {short(hash_text(text), 16): text for text in texts if text not in self._texts}
-        missing = [
-            key
-            for key in keys
-            if key not in self.counts
-            and key not in self._recorded
-            and self._cache.counts.get(f"{self._scope}:{key}") is None
-        ]
-        for key, tokens in zip(missing, self.counter.count_all([keys[key] for key in missing]), strict=True):
-            self._cache.counts.put(f"{self._scope}:{key}", tokens)
+        items = [(short(hash_text(text), 16), 0, text) for text in texts if text not in self._prepared]
+        counts = self._counts_of(items, lambda text: (text, 0)) if items else {}
+        self._prepared.update((text, (key, counts[key])) for key, _, text in items)
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
@@ -193,6 +189,14 @@ class PackCounter:
     def _count_items(
         self, items: Sequence[tuple[str, int, _Item]], write: Callable[[_Item], tuple[str, int]]
     ) -> list[int]:
+        """Tokens of items, which are counts of this pack from then on; see `_counts_of`."""
+        counts = self._counts_of(items, write)
+        self.counts.update(counts)
+        return [counts[key] for key, _, _ in items]
+
+    def _counts_of(
+        self, items: Sequence[tuple[str, int, _Item]], write: Callable[[_Item], tuple[str, int]]
+    ) -> dict[str, int]:
         """Tokens of items by their keys; unknown ones are written out and counted in one pass.
 
         Args:
@@ -208,9 +212,7 @@ class PackCounter:
         for (key, (media, _, frame)), tokens in zip(missing.items(), counted, strict=True):
             self._cache.counts.put(f"{self._scope}:{key}", tokens + frame)
             known_counts[key] = tokens + frame + media
-        counts = {key: tokens or 0 for key, tokens in known_counts.items()}
-        self.counts.update(counts)
-        return [counts[key] for key, _, _ in items]
+        return {key: tokens or 0 for key, tokens in known_counts.items()}
 
     def _written_content(self, content: Content) -> tuple[str, int]:
         texts = []

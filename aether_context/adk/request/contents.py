@@ -8,7 +8,7 @@ written out. A comparison takes 1 µs where a hash takes 12.
 from __future__ import annotations
 
 import enum
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -105,11 +105,25 @@ class CallContents(dict[int, Content]):
         self[at] = content
         return content
 
-    def sent_of(self, contents: Contents, at: int) -> types.Content:
-        """A content that was read, as it is sent: with escapes in the place of what nobody sees, where others wrote."""
-        if at < self._first:
-            return self._reader.sent_of(contents[at], self._model)
-        return self._escaped.get(at) or self._loaded[at - self._first]
+    def take_over(self, positions: Iterable[int]) -> None:
+        """Takes over what stands at these positions as an earlier call read it, in one pass; the rest is read when it
+        is asked for, and so is what its author or a reader has to look at again."""
+        entries, loaded, first = self._contents.entries, self._loaded, self._first
+        for at in positions:
+            entry = entries.get(at) if at >= first else None
+            if entry is None or entry.content.agent or entry.escaped:
+                continue
+            if entry.snapshot == _fields(loaded[at - first]):
+                self[at] = entry.content
+
+    def sent_of(self, contents: Contents, positions: Iterable[int]) -> list[types.Content]:
+        """Contents that were read, as they are sent: with escapes in the place of what nobody sees, where others
+        wrote."""
+        first, loaded, escaped = self._first, self._loaded, self._escaped
+        return [
+            escaped.get(at) or loaded[at - first] if at >= first else self._reader.sent_of(contents[at], self._model)
+            for at in positions
+        ]
 
     def forget_others(self) -> None:
         """Forgets what earlier calls read and this one did not."""

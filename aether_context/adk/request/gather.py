@@ -210,6 +210,7 @@ class Gatherer:
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
+        frozen.take_over(live_positions(stored, len(contents)))
         # Off the event loop where many contents are read for the first time.
         unread = len(contents) - (last.length if last is not None else 0)
         source = await aside(_CONTENT_CHARACTERS * unread, partial(follow, begin=begin, restored=contents.first))

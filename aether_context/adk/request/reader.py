@@ -70,11 +70,12 @@ class Reader:
         functions: list[types.FunctionDeclaration] = []
         other_tools: list[str] = []
         for tool in (request.config.tools if request.config is not None else None) or ():
-            wire: JSON = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
             if isinstance(tool, types.Tool):
                 functions += tool.function_declarations or ()
-                wire = _json(tool.model_copy(update={"function_declarations": None}))
-            if wire:
+                values = {name: value for name, value in tool.__dict__.items() if name != "function_declarations"}
+            else:
+                values = {"kind": type(tool).__name__, "name": str(getattr(tool, "__name__", ""))}
+            if wire := {name: _json(value, 1) for name, value in values.items() if value is not None}:
                 other_tools.append(canonical_json(wire))
         essential = essential_names(request)
         key = (essential, tuple(map(structure, functions)))
@@ -206,7 +207,7 @@ def _part(part: types.Part, model: str) -> Part:
     pixels = image_size(part.inline_data.data) if part.inline_data is not None else None
     shape = f"{pages} pages" if pages else size_words(size) if size else ""
     shape = f"{pixels[0]} × {pixels[1]}" if pixels is not None else shape
-    return replace(part_of(value, size_bytes=size, media_tokens=tokens), media_count=count, pages=pages, shape=shape)
+    return part_of(value, size_bytes=size, media_tokens=tokens, media_count=count, pages=pages, shape=shape)
 
 
 _MEDIA_NAMES = {"image": "picture", "audio": "sound", "video": "video"}
@@ -216,7 +217,8 @@ def media_marks(*contents: Content) -> dict[str, str]:
     """The marks that stand for what a user sent beside words, where it is not sent any more, by the hash of its
     bytes; for a file elsewhere by its address."""
     marks: dict[str, str] = {}
-    for part in (part for content in contents for part in content.parts if part.kind == "media" and is_human(content)):
+    with_media = (content for content in contents if content.has_media and is_human(content))
+    for part in (part for content in with_media for part in content.parts if part.kind == "media"):
         digest, file_uri = medium_key(part)
         uri = evidence_uri(digest, "bin") if digest else file_uri
         is_pdf = part.mime_type == "application/pdf"
