@@ -347,7 +347,7 @@ class RequestPacker:
         if source.request.first_call:
             self._parts.states.bound()
         half = pack.allocation.budget // 2
-        if pack.tokens.counted > half:  # a cut is near, which would read them on the event loop
+        if pack.tokens.counted > half:  # a cut is near, whose call would wait until all are read
             was_near = call.last is not None and call.last.pack.tokens.counted > half
             self._parts.recorder.later(partial(read_mentions, source.request.contents[-4 if was_near else 0 :]))
         return None
