@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import threading
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from scripted import Chat, Memories, call, faults, look_up, remembered
 from timing import lines_of
 
 from aether_context import PackPolicy
-from aether_context.adk import packer
+from aether_context.adk import bounds, packer
 from aether_context.adk.bounds import Waits, take_turn
 from aether_context.conversation import strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
@@ -243,3 +244,25 @@ def test_messages_and_cuts_are_packed_off_the_event_loop(monkeypatch: pytest.Mon
     assert {kind for kind, _ in builds} == {"cut", "message", "append"}
     assert {kind for kind, is_on_loop in builds if is_on_loop} == {"append"}
     assert sum(not is_on_loop for kind, is_on_loop in builds if kind == "append") < len(builds) / 10
+
+
+def test_a_host_that_keeps_the_threads_of_the_event_loop_busy_holds_up_no_message() -> None:
+    async def run() -> None:
+        chat, free = Chat(), threading.Event()
+        waiting = [
+            asyncio.ensure_future(asyncio.to_thread(free.wait, 60)) for _ in range(2 * (os.cpu_count() or 1) + 40)
+        ]
+        try:
+            await asyncio.wait_for(chat.tell("When does the ferry leave?"), 30)
+        finally:
+            free.set()
+        await asyncio.gather(*waiting)
+
+    asyncio.run(run())
+
+
+def test_where_no_thread_can_be_had_a_message_is_packed_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(bounds, "_MOST_THREADS", 0)
+    chat = Chat()
+    chat.say("When does the ferry leave?", "And back?")
+    assert [manifest.degradations for manifest in chat.manifests()] == [(), ()]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import threading
 from collections.abc import Callable
 from typing import Any
 from unittest.mock import patch
@@ -12,7 +11,6 @@ import pytest
 from google.genai import types
 from scripted import Chat, call, look_up
 
-from aether_context import PackPolicy, build_pack
 from aether_context.adk.call import Contents
 from aether_context.adk.request.contents import AgentContents, CallContents
 from aether_context.adk.request.gather import Gatherer
@@ -216,21 +214,3 @@ def test_an_instruction_among_the_contents_has_nothing_read_twice() -> None:
     with patch.object(Gatherer, "gather", autospec=True, side_effect=Gatherer.gather) as gather:
         chat.say("hi", "again")
     assert gather.call_count == len(chat.sent) == 6
-
-
-def test_a_pack_of_many_new_contents_is_built_off_the_event_loop() -> None:
-    is_aside: list[bool] = []
-
-    def noted_build(*args: Any, **options: Any) -> Any:
-        is_aside.append(threading.current_thread() is not threading.main_thread())
-        return build_pack(*args, **options)
-
-    chat = Chat(policy=PackPolicy(max_input_tokens=200_000))
-    with patch("aether_context.adk.packer.build_pack", noted_build):
-        chat.say(*(f"Message {number}: " + "and what about it? " * 500 for number in range(14)))
-        assert len(is_aside) == 14
-        assert not any(is_aside)
-        chat.restart()  # the new process has seen none of them
-        chat.say("And now?", "And then?")
-    assert is_aside[14:] == [True, False]
-    chat.replays()

@@ -246,6 +246,16 @@ def test_what_was_found_long_ago_gives_way_so_that_the_conversation_keeps_its_ro
     chat.replays()
 
 
+def test_all_that_one_answer_found_is_declared_in_the_next() -> None:
+    looks = [call("find_tools", query=query) for query in ("rename guitar", "list garden", "create order")]
+    chat = many(looks, "Done.", policy=SMALL.changed(max_input_tokens=5_000))
+    events = chat.say("Find them.")
+    found = {tool["name"] for answer in results(events) for tool in answer["found"]}
+    assert len(found) > 5
+    assert found <= set(declared(chat)[-1])
+    chat.replays()
+
+
 def test_what_is_found_among_tools_is_no_evidence() -> None:
     item = {"id": "a", "text": "Seen", "needs_evidence": True}
     plan = {"plan": {"steps": [{"text": "Rename it", "acceptance": [item]}]}}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -183,13 +182,12 @@ class Readers:
     def _message(self, uri: str, context: ToolContext) -> bytes | None:
         """The text of a message that was too long; the session's own until its pack is written, which a tool that
         answers fast does not wait for."""
-        with suppress(StoreError):
-            if (data := self._store.message(*session_key(context), uri.removeprefix(SCHEME))) is not None:
-                return data
         reader, events = Reader(), reversed(tuple(context.session.events))
         messages = (reader.content(event.content, "") for event in events if event.author == "user" and event.content)
         text = next((content.text for content in messages if message_uri(content.digest) == uri), None)
-        return None if text is None else (self._mask(text) if self._mask else text).encode("utf-8", "surrogatepass")
+        if text is None:
+            return self._store.message(*session_key(context), uri.removeprefix(SCHEME))
+        return (self._mask(text) if self._mask else text).encode("utf-8", "surrogatepass")
 
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
         """Looks up the record of a piece of the session's evidence; asks the store, too, where the host loaded a part

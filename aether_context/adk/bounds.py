@@ -106,7 +106,7 @@ async def in_thread(act: Callable[[], _T]) -> _T:
     its result.
 
     Raises:
-        Ended: very many such threads have not come to an end.
+        Ended: very many such threads have not come to an end, or none can be started.
     """
     if sum(thread.name == _THREAD for thread in threading.enumerate()) >= _MOST_THREADS:
         raise Ended(f"{_MOST_THREADS} earlier ones have not answered")
@@ -119,8 +119,20 @@ async def in_thread(act: Callable[[], _T]) -> _T:
         except BaseException as error:
             future.set_exception(error)
 
-    threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
+    try:
+        threading.Thread(target=copy_context().run, args=[run], name=_THREAD, daemon=True).start()
+    except RuntimeError as error:
+        raise Ended(str(error)) from error
     return await asyncio.wrap_future(future)
+
+
+async def off_loop(act: Callable[[], _T]) -> _T:
+    """Runs an act in a thread of its own, since the host may keep those of the event loop busy; at once where there is
+    none."""
+    try:
+        return await in_thread(act)
+    except Ended:
+        return act()
 
 
 async def counted_in_time(counter: str, act: Callable[[], _T]) -> _T:
@@ -138,7 +150,7 @@ async def counted_in_time(counter: str, act: Callable[[], _T]) -> _T:
 async def aside(characters: int, act: Callable[[], _T]) -> _T:
     """Runs an act on so many characters, off the event loop where it would block that noticeably, and returns its
     result."""
-    return act() if characters <= _INSTANT_CHARACTERS else await asyncio.to_thread(act)
+    return act() if characters <= _INSTANT_CHARACTERS else await off_loop(act)
 
 
 def _forget(ended: asyncio.Task[Any]) -> None:

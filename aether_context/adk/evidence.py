@@ -21,7 +21,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
-from aether_context.adk.bounds import aside, failure
+from aether_context.adk.bounds import aside, failure, off_loop
 from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, session_key, time_of, words_of
 from aether_context.adk.failures import Failures
 from aether_context.adk.request.instructions import instructing_tools
@@ -314,7 +314,7 @@ class Offloader:
                 show = partial(self._show, call, long)
                 is_heavy = bool(self._mask) or any(record.piece for record in long)
                 size = sum(record.size_bytes for record in long)
-                wants, saved_tokens = await (asyncio.to_thread(show) if is_heavy else aside(size, show))
+                wants, saved_tokens = await (off_loop(show) if is_heavy else aside(size, show))
             wants = (
                 wants
                 # The summary of a cut, which is in no content that ADK hands over, names addresses as well.

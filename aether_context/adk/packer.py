@@ -12,7 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.artifact_tools import declare
-from aether_context.adk.bounds import counted_in_time, failure, take_turn
+from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning, sent_text
@@ -287,7 +287,7 @@ class RequestPacker:
 
             if pick.may_wait:
                 return await counted_in_time(pick.name, build_now)
-            return build_now() if is_instant else await asyncio.to_thread(build_now)
+            return build_now() if is_instant else await off_loop(build_now)
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack = await build(prepared.source)
@@ -347,7 +347,8 @@ class RequestPacker:
         if source.request.first_call:
             self._parts.states.bound()
         half = pack.allocation.budget // 2
-        if pack.tokens.counted > half:  # a cut is near, whose call would wait until all are read
+        # A cut is near, whose call would wait until all are read.
+        if pack.tokens.counted > half and not self._parts.recorder.fails:
             was_near = call.last is not None and call.last.pack.tokens.counted > half
             self._parts.recorder.later(partial(read_mentions, source.request.contents[-4 if was_near else 0 :]))
         return None

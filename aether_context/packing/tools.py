@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import lru_cache
-from itertools import accumulate
+from itertools import accumulate, takewhile
 
 from aether_context.canonical import JSON, canonical_json, hash_text
 from aether_context.pack import Content, Keep, PackInput, Reason, Tool, ToolSelection
@@ -87,6 +87,9 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     ends = accumulate(costs[tool.name] for tool in later)
     room = int(_MOST_SHARE * draft.input_budget)
     stay = {tool.name for at, (tool, end) in enumerate(zip(later, ends, strict=True)) if at < MOST_FOUND or end <= room}
+    # What the model was told last, and has not answered to, it was promised.
+    unanswered = takewhile(lambda content: content.role != "model", reversed(contents))
+    stay.update(name for content in unanswered for name in _found_tool_names(content))
     behind = sorted((tool for tool in tools if tool.name in stay), key=lambda tool: places.get(tool.name, -1))
     reasons |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(

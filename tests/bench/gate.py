@@ -77,7 +77,7 @@ from google.genai import types
 
 import aether_context
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin
+from aether_context.adk import ContextPackPlugin, bounds
 from aether_context.tokens import counter_for
 
 MODEL = "gemini-2.5-flash"
@@ -103,7 +103,7 @@ import google.adk.agents, google.adk.apps, google.adk.plugins.base_plugin, googl
 adk = time.process_time() - began
 gc.collect()
 began = time.process_time()
-from aether_context.adk import ContextPackPlugin
+from aether_context.adk import ContextPackPlugin, bounds
 print((time.process_time() - began) / adk)
 """
 
@@ -111,23 +111,26 @@ _LIBRARY = "".join(Path(module.__file__).read_text("utf-8") for module in (argpa
 _numbers = itertools.count(1)
 _aside: list[float] = []
 """Milliseconds of each act in a thread that a callback waited for."""
-_to_thread = asyncio.to_thread
 
 
-async def timed_aside(act: Callable[..., Any], *arguments: Any) -> Any:
-    """`asyncio.to_thread`, with the processor time of the act in ``_aside``."""
+def timed_aside(in_thread: Callable[..., Any]) -> Callable[..., Any]:
+    """A function that runs an act in a thread, with the processor time of the act in ``_aside``."""
 
-    def timed() -> Any:
-        began = time.thread_time()
-        try:
-            return act(*arguments)
-        finally:
-            _aside.append(1_000 * (time.thread_time() - began))
+    async def run(act: Callable[..., Any], *arguments: Any) -> Any:
+        def timed() -> Any:
+            began = time.thread_time()
+            try:
+                return act(*arguments)
+            finally:
+                _aside.append(1_000 * (time.thread_time() - began))
 
-    return await _to_thread(timed)
+        return await in_thread(timed)
+
+    return run
 
 
-asyncio.to_thread = timed_aside
+asyncio.to_thread = timed_aside(asyncio.to_thread)
+bounds.in_thread = timed_aside(bounds.in_thread)
 
 
 def text(characters: int) -> str:

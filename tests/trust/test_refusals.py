@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import random
 import time
 from collections.abc import AsyncGenerator, Callable, Sequence
@@ -18,6 +20,7 @@ from strict import Strict, strict, turns
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.adk.overflow import overflow_of
 from aether_context.adk.windows import DOUBLES_SECONDS, STATE_KEY
 from aether_context.tokens.model_limits import request_limits
 
@@ -390,3 +393,18 @@ def test_without_media_a_refusal_for_bytes_shortens_the_text() -> None:
         except RuntimeError:
             failed += 1
     assert failed <= 1
+
+
+@pytest.mark.parametrize(
+    "message",
+    [
+        os.strerror(errno.EMFILE),
+        "Cannot connect to host api.example.com:443 [Too many open files]",
+        "The total size of images in the request exceeds the limit of 20 MB",
+        "The documents in the prompt exceed the maximum of 200000 tokens",
+        "images with dimensions that exceed the maximum of 8000 pixels",
+    ],
+)
+def test_an_error_that_counts_no_media_is_no_limit_of_their_number(message: str) -> None:
+    refused = overflow_of(RuntimeError(message), "")
+    assert refused is None or refused.kind != "media"

@@ -128,7 +128,7 @@ class CallContents(dict[int, Content]):
     def forget_others(self) -> None:
         """Forgets what earlier calls read and this one did not."""
         if len(self._contents.entries) > 2 * len(self) + 100:
-            self._contents.entries = {at: entry for at, entry in self._contents.entries.items() if at in self}
+            self._contents.entries = {at: entry for at, entry in self._contents.entries.copy().items() if at in self}
 
 
 @dataclass(slots=True, eq=False)

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Collection
+from functools import partial
 from typing import TYPE_CHECKING
 
-from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread
+from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread, off_loop
 from aether_context.adk.call import PreparedCall
 from aether_context.adk.request.history import AgentHistory, HistoryRow
 from aether_context.adk.request.reader import Reader
@@ -88,7 +88,7 @@ class Recall:
             row = rows[at]
             return row.digest if row and row.digest else history.digest_of(contents[at])
 
-        room, entries, rows = await asyncio.to_thread(read_turns)
+        room, entries, rows = await off_loop(read_turns)
         if unknown := rows[: contents.first].count(None):
             note = f"{unknown:,} contents before the loaded events are not searched: {history.problem}"
             prepared = prepared.with_source(problems=(*source.problems, note))
@@ -150,7 +150,7 @@ class Recall:
                 prepared = prepared.with_source(problems=(*prepared.source.problems, note))
                 embedder = _embedder("static")
         if candidates is None:
-            candidates = await asyncio.to_thread(act, embedder)
+            candidates = await off_loop(partial(act, embedder))
         search = prepared.source.search
         search = search._replace(embedder=embedder.name if embedder is not None else search.embedder)
         return prepared.with_source(candidates=candidates, search=search)

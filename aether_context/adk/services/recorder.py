@@ -117,7 +117,9 @@ class Recorder:
         self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._missing = self._spooled.spool.missing() if self._spooled is not None else 0
-        self._fails = self._gave_up = False
+        self.fails = False
+        """Whether the store refused what was written last."""
+        self._gave_up = False
         self._warn_at = 0.0
         self._interrupted = 0
 
@@ -283,7 +285,7 @@ class Recorder:
             of_call: the call whose outcome goes, too, where the write is given up.
         """
         self._waiting.append((job, of_call))
-        if len(self._waiting) > _MOST_WAITING and self._fails:
+        if len(self._waiting) > _MOST_WAITING and self.fails:
             _, given_up = self._waiting.popleft()
             if given_up is not None:
                 self._outcomes.pop(given_up, None)
@@ -368,11 +370,11 @@ class Recorder:
                 if len(self._waiting) > _MANY_WAITING:
                     self._spare_store()
                 if self._attempt(first[0]):
-                    self._fails = self._gave_up = False
+                    self.fails = self._gave_up = False
                     if self._waiting and self._waiting[0] is first:
                         self._waiting.popleft()
                 else:
-                    self._fails = True
+                    self.fails = True
                     for flush in flushes & self._flushes:  # one that began meanwhile waits for the next attempt
                         self._flushes.discard(flush)
                         flush.set_result(None)
