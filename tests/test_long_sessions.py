@@ -17,7 +17,7 @@ from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
-from scripted import Chat, Failure, Scripted, call, faults, look_up, set_state
+from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.adk import ContextPackPlugin
@@ -452,3 +452,19 @@ def test_each_agent_of_a_team_has_its_own() -> None:
         assert faults(partly.sent[-1].contents) == []
     assert len(partly.raw[-1].contents) < len(whole.raw[-1].contents)
     assert CODE in partly.sent[-1].text
+
+
+def test_turns_are_read_though_their_files_are_merged_three_times_meanwhile() -> None:
+    turns = TurnFiles(new_store().files, "shop", "ann", "s1", "", "clerk")
+    stored = {"at": 0, "content": {"role": "user", "parts": [{"text": "Hi"}]}, "digest": "d", "sizes": [2, 2, 2]}
+    turns.add({0: stored})
+    loads = iter([FileNotFoundError] * 3)
+    load = TurnFiles._load
+
+    def merged_meanwhile(*arguments: Any) -> Any:
+        if (error := next(loads, None)) is not None:
+            raise error
+        return load(*arguments)
+
+    with patch.object(TurnFiles, "_load", merged_meanwhile):
+        assert turns.read() == {0: stored}

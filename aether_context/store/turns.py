@@ -27,7 +27,7 @@ from aether_context.store.pack_file import GZIP_ENDING, add_hash, gunzip_bytes, 
 
 Stored: TypeAlias = Mapping[str, Any]
 """A content as it is stored: ``at`` is its position, ``content`` the content, other fields are its writer's."""
-_DECODER = json.JSONDecoder()
+_DECODER, _MOST_LISTINGS = json.JSONDecoder(), 5
 _NAME = re.compile(rf"(\d{{6,}})-(\d{{8,}})-(\d{{8,}})-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}")
 
 
@@ -68,7 +68,7 @@ class TurnFiles:
 
     def read(self, start: int = 0, stop: int = 2**62, take: Callable[[Stored], Any] = dict) -> dict[int, Any]:
         """Reads contents by position from all files that hold one of these; without damaged files."""
-        for _ in range(2):  # what was listed may be merged and deleted meanwhile
+        for _ in range(_MOST_LISTINGS):  # what was listed may be merged and deleted meanwhile
             with suppress(FileNotFoundError):
                 files = [file for file in self._listed() if file.start < stop and start < file.stop]
                 return self._load(files, [], take)
