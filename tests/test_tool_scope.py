@@ -21,6 +21,7 @@ from plans import NARROW, messages, planned
 from scripted import Chat, Scripted, call, delete_all, look_up, results, send_mail
 
 from aether_context import PackPolicy, build_pack
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.packing.tools import FIND_TOOLS
 
 
@@ -316,6 +317,21 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     assert used <= 0.2 * pack.allocation.budget or chosen == others[:10]
     again = build_pack(asked._replace(epoch=pack.epoch), policy)
     assert (again.tools.sent, again.epoch_reason) == (pack.tools.sent, None)
+
+
+def test_a_tool_that_was_found_and_is_declared_anyway_stays_where_it_is() -> None:
+    """As where the window or the policy has changed since the model was told of it."""
+    tools = [packs.tool(f"tool_{at}", f"Handles garden {at}. " * 20) for at in range(30)]
+    asked = packs.said("What grows in the garden?")
+    answer = {"id": "c", "name": "find_tools", "response": {"found": [{"name": "tool_0"}, {"name": "tool_29"}]}}
+    found = content_of_parts("user", [part_of({"function_response": answer})])
+    policy = PackPolicy(max_input_tokens=8_000, on_invalid="warn")
+    heads = []
+    for contents in ([asked], [asked, packs.called("find_tools", "c", query="garden"), found]):
+        pack = build_pack(packs.pack_input(contents, window=8_000, tools=tools, can_find=True), policy)
+        heads.append([one.name for one in pack.tools.sent])
+    assert heads[0][0] == "tool_0"
+    assert heads[1] == [*heads[0], "tool_29"]
 
 
 @pytest.mark.parametrize(

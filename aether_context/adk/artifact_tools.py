@@ -180,8 +180,8 @@ class Readers:
         return searcher
 
     def _message(self, uri: str, context: ToolContext) -> bytes | None:
-        """The text of a message that was too long; the session's own until its pack is written, which a tool that
-        answers fast does not wait for."""
+        """The text of a message that was too long, from the session's own events, since a tool that answers fast comes
+        before its pack is written; from the store where the host does not load that event."""
         reader, events = Reader(), reversed(tuple(context.session.events))
         messages = (reader.content(event.content, "") for event in events if event.author == "user" and event.content)
         text = next((content.text for content in messages if message_uri(content.digest) == uri), None)

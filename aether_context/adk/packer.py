@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_right
+from collections.abc import Sequence
 from functools import lru_cache, partial
 
 from google.adk.agents.callback_context import CallbackContext
@@ -28,7 +29,7 @@ from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
-from aether_context.pack import OBSERVE, Pack, PackInput
+from aether_context.pack import OBSERVE, Content, Pack, PackInput, Request
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
@@ -349,8 +350,8 @@ class RequestPacker:
         half = pack.allocation.budget // 2
         # A cut is near, whose call would wait until all are read.
         if pack.tokens.counted > half and not self._parts.recorder.fails:
-            was_near = call.last is not None and call.last.pack.tokens.counted > half
-            self._parts.recorder.later(partial(read_mentions, source.request.contents[-4 if was_near else 0 :]))
+            read_until = call.last.pack if call.last is not None and call.last.pack.tokens.counted > half else None
+            self._parts.recorder.later(partial(read_mentions, _new_contents(source.request, read_until)))
         return None
 
     def _sent_input(self, source: PackInput, policy: PackPolicy) -> PackInput:
@@ -386,12 +387,16 @@ class RequestPacker:
         return None
 
 
+def _new_contents(request: Request, before: Pack | None) -> Sequence[Content]:
+    """The contents of a request behind those of the pack before."""
+    known = before.source.request.positions if before is not None else ()
+    return request.contents[bisect_right(request.positions, max(known, default=-1)) :]
+
+
 def _is_little(source: PackInput, policy: PackPolicy, before: Pack | None) -> bool:
     """Tells whether a pack goes on from the one before with little that is new, and with no cut, as far as one sees."""
-    request = source.request
-    if before is None or request.first_call:  # a message comes with memories and recalled turns
+    if before is None or source.request.first_call:  # a message comes with memories and recalled turns
         return False
-    known = bisect_right(request.positions, max(before.source.request.positions, default=-1))
-    new = sum(len(part.text) for content in request.contents[known:] for part in content.parts)
+    new = sum(len(part.text) for content in _new_contents(source.request, before) for part in content.parts)
     room = (policy.conversation.compact_at or 1) * before.allocation.budget - before.tokens.counted
     return new <= min(_INSTANT_CHARACTERS, 2 * room)

@@ -171,9 +171,16 @@ def preview_strategies(
         strategy = (named,) if isinstance(named, str) else tuple(named)
         trial = base_policy.changed(conversation={"strategy": strategy})
         pack, _ = preview(session, policy=trial, message=message, **agent)
-        sums = {name: sum(getattr(act, name) for act in pack.acts) for name in ("removed", "replaced", "freed_tokens")}
-        lost_tokens = max((act.lost_tokens for act in pack.acts), default=0)
-        previews.append(StrategyPreview(strategy=strategy, pack=pack, lost_tokens=lost_tokens, **sums))
+        previews.append(
+            StrategyPreview(
+                strategy=strategy,
+                pack=pack,
+                removed=sum(act.removed for act in pack.acts),
+                replaced=sum(act.replaced for act in pack.acts),
+                freed_tokens=sum(act.freed_tokens for act in pack.acts),
+                lost_tokens=max((act.lost_tokens for act in pack.acts), default=0),
+            )
+        )
     return tuple(previews)
 
 
@@ -327,8 +334,9 @@ async def _call(session: Session, agent: LlmAgent, plugin: BasePlugin, message: 
         invocation, branch = f"preview-{len(session.events)}", None
         user_content = message or types.UserContent(parts=[types.Part(text=PLACEHOLDER)])
         now = max([session.last_update_time, *(event.timestamp for event in session.events[-1:])])
-        names = {"id": invocation, "invocation_id": invocation, "author": "user"}
-        session.events.append(Event(**names, content=user_content, timestamp=now))
+        session.events.append(
+            Event(id=invocation, invocation_id=invocation, author="user", content=user_content, timestamp=now)
+        )
     context = InvocationContext(
         session_service=InMemorySessionService(),
         plugin_manager=PluginManager(plugins=[plugin]),

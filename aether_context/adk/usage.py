@@ -417,8 +417,14 @@ class Calibrations:
             beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
             reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
         self._reports.put(agent_key(identity), reports)
-        ratio, epoch = self._ratios.get(owner) or TokenRatio(), source.epoch.number
-        return calibration(ratio=ratio, model=owner.by, epoch=epoch, **reports._asdict())
+        return calibration(
+            reports.baseline,
+            self._ratios.get(owner) or TokenRatio(),
+            model=owner.by,
+            epoch=source.epoch.number,
+            here=reports.here,
+            uncounted_tokens=reports.uncounted_tokens,
+        )
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""

@@ -81,8 +81,9 @@ class Learned(NamedTuple):
 class Windows:
     """The limits of models, with those that refusals have taught this process. Safe to share between threads.
 
-    A refusal counts for its session. For the process counts what two users' sessions were refused at once, the smaller
-    of two limits for its own session alone: an error may repeat what somebody wrote.
+    A refusal counts for its session. For the process counts what two users' sessions were refused and what was believed
+    without a second refusal, the smaller of two limits for its own session alone: an error may repeat what somebody
+    wrote.
     """
 
     def __init__(self) -> None:

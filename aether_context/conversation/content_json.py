@@ -27,8 +27,13 @@ def text_part(text: str) -> Part:
     return part_of({"text": text})
 
 
-def part_of(value: Mapping[str, Any], **media: Any) -> Part:
-    """A part from its JSON; ``media`` are the fields that tell of its binary data, of which the JSON has the hash."""
+def part_of(value: Mapping[str, Any], **fields: Any) -> Part:
+    """A part from its JSON.
+
+    Args:
+        fields: those that tell of its binary data, of which the JSON has the hash: ``size_bytes``, ``media_tokens``,
+            ``media_count``, ``pages`` and ``shape``.
+    """
     wire = text = canonical_json(value)
     kind: PartKind = "other"
     if (call := value.get("function_call")) is not None:
@@ -36,12 +41,12 @@ def part_of(value: Mapping[str, Any], **media: Any) -> Part:
     elif (call := value.get("function_response")) is not None:
         kind, text = "response", canonical_json(call.get("response"))
     elif (medium := next((value[name] for name in _MEDIA if value.get(name) is not None), None)) is not None:
-        kind, text, media = "media", "", {**media, "mime_type": medium.get("mime_type") or ""}
+        kind, text, fields["mime_type"] = "media", "", medium.get("mime_type") or ""
     elif isinstance(value.get("text"), str) and value.keys() <= {"text", "thought", "thought_signature"}:
         kind, text = "thought" if value.get("thought") else "text", value["text"]
     if call is not None:
-        media |= {"name": call.get("name") or "", "call_id": call.get("id") or ""}
-    return Part(kind=kind, text=text, wire=wire, is_signed=bool(value.get("thought_signature")), **media)
+        fields |= {"name": call.get("name") or "", "call_id": call.get("id") or ""}
+    return Part(kind=kind, text=text, wire=wire, is_signed=bool(value.get("thought_signature")), **fields)
 
 
 def content_of_parts(role: str, parts: list[Part]) -> Content:

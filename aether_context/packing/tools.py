@@ -86,10 +86,14 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     later.sort(key=lambda tool: (-last_places.get(tool.name, -1), tool.name not in used))
     ends = accumulate(costs[tool.name] for tool in later)
     room = int(_MOST_SHARE * draft.input_budget)
-    stay = {tool.name for at, (tool, end) in enumerate(zip(later, ends, strict=True)) if at < MOST_FOUND or end <= room}
     # What the model was told last, and has not answered to, it was promised.
     unanswered = takewhile(lambda content: content.role != "model", reversed(contents))
-    stay.update(name for content in unanswered for name in _found_tool_names(content))
+    promised = {name for content in unanswered for name in _found_tool_names(content)}
+    stay = {
+        tool.name
+        for at, (tool, end) in enumerate(zip(later, ends, strict=True))
+        if at < MOST_FOUND or end <= room or tool.name in promised
+    }
     behind = sorted((tool for tool in tools if tool.name in stay), key=lambda tool: places.get(tool.name, -1))
     reasons |= {tool.name: "used" if tool.name in used else "found" for tool in behind}
     return ToolSelection(

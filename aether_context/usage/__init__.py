@@ -61,8 +61,13 @@ class CallUsage:
         prices = prices_of(model, time)
         if prices is None:
             return self
-        tokens = values_of(self, "input_tokens", "output_tokens", "cache_write_tokens")
-        return replace(self, cost_usd=prices.cost(cached_tokens=self.cached_tokens or 0, **tokens))
+        cost = prices.cost(
+            input_tokens=self.input_tokens,
+            output_tokens=self.output_tokens,
+            cached_tokens=self.cached_tokens or 0,
+            cache_write_tokens=self.cache_write_tokens,
+        )
+        return replace(self, cost_usd=cost)
 
     @classmethod
     def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:

@@ -92,8 +92,8 @@ BOUNDS = {
     "cut, at a go": 20.0, "cold, at a go": 45.0, "saturated": 8.0, "import": 0.45,
 }  # fmt: skip
 """About half as much again as two noisy cores show; they go down with the figures. Two are divided by what ADK itself
-takes, so that they rise where ADK gets faster: ``saturated``, where 4.9 is shown, and ``import``, where 0.25 is shown
-beside many packages that ADK imports where they are there, and 0.34 without them."""
+takes, so that they rise where ADK gets faster: ``saturated``, where 5.1 to 5.7 are shown, and ``import``, where 0.25 is
+shown beside many packages that ADK imports where they are there, and 0.34 without them."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 CURVES = ("ADK alone", "plugin", "ADK with plugin")
 IMPORT = """
