@@ -288,7 +288,11 @@ class RequestPacker:
 
             if pick.may_wait:
                 return await counted_in_time(pick.name, build_now)
-            return build_now() if is_instant else await off_loop(build_now)
+            if is_instant:
+                return build_now()
+            pack = await off_loop(build_now)
+            await take_turn()  # else the packs of many sessions, built meanwhile, would be sent in one round
+            return pack
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack = await build(prepared.source)
