@@ -55,7 +55,8 @@ class _Turn(NamedTuple):
 async def past_events(context: ToolContext) -> Sequence[Event]:
     """The loaded events, but all of them where the history was rewritten, since the store's turns begin anew there."""
     session, invocation = context.session, context.get_invocation_context()
-    if _loads_all(context) or not session_note(session.state, REWOUND, session.id).get("event"):
+    note = session_note(session.state, REWOUND, session.id)
+    if _loads_all(context) or not note or "is_first" in note:
         return session.events
     load = partial(invocation.session_service.get_session, app_name=session.app_name)
     try:

@@ -519,8 +519,7 @@ def session_note(state: Mapping[str, Any] | State, key: str, session: str) -> Ma
 
 def turns_begin(state: Mapping[str, Any] | State, session: str) -> str:
     """The id of the event with which the turns begin that the store keeps of a session; empty where none is noted."""
-    note = session_note(state, REWOUND, session)
-    return str(note.get("event") or note.get("first") or "")
+    return str(session_note(state, REWOUND, session).get("event") or "")
 
 
 def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
@@ -539,7 +538,7 @@ def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
     is_child = type(call.invocation.artifact_service).__name__ == _CHILDS_ARTIFACTS  # its id is new at each call
     is_new = latest is None and not noted_id and bool(events) and not (is_child or call.passthrough_reason)
     if is_new and setting is not None and not _loads(call, setting):
-        call.context.state[REWOUND] = {"session": session, "first": events[0].id}
+        call.context.state[REWOUND] = {"session": session, "event": events[0].id, "is_first": True}
         return events[0].id
     if latest is None or not _rewrites(latest) or latest.id == noted_id:
         return noted_id
