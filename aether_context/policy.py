@@ -561,10 +561,8 @@ class PackPolicy(_Settings):
     def canonical(self) -> str:
         """The settings that `from_recorded` needs, as canonical JSON: those that differ from what a recording without
         them stands for. Regular expressions of ``redact``, in which a secret can stand, are hashes."""
-        named = [
-            name if name in RULES or name in GROUPS or name.startswith(HASH_TAG) else hash_text(name)
-            for name in self.redact
-        ]
+        rules = (*RULES, *GROUPS)
+        named = [name if name in rules or name.startswith(HASH_TAG) else hash_text(name) for name in self.redact]
         return canonical_json(differing(self.model_dump(mode="json") | {"redact": named}, _recorded_defaults()))
 
     @cached_property

@@ -63,9 +63,8 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     store = require(PackStore(url))
     listed = store.listed(**selection)
-    places = list(listed)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
-    shown = {place: listed[place] for place in (places[-limit:] if limit else places)}
+    shown = dict(list(listed.items())[-limit:]) if limit else listed
     for place, manifest, _ in progress(store.calls(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
@@ -76,13 +75,13 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
             rows.append(_row(manifest))
     if as_json:
         print_json(values)
-    elif not places:
+    elif not listed:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
         print_table(_COLUMNS, rows)
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
-        if limit and len(places) > limit:
+        if len(listed) > len(shown):
             say("… and earlier ones")
     return NOT_THERE if unreadable else 0
 

@@ -26,8 +26,7 @@ def show_verification(
     places = [packs.find(store, pack_id, selection["session"]) for pack_id in pack_ids]
     if places:
         verifier = Verifier(store, replays=replays)
-        faults = {store.files.below_base(name): verifier.fault(name) for name in sorted(places)}
-        faults = {name: fault for name, fault in faults.items() if fault}
+        faults = {store.files.below_base(name): fault for name in sorted(places) if (fault := verifier.fault(name))}
         verification = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
         verification = verify(store, replays=replays, selection=selection)

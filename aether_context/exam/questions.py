@@ -278,20 +278,16 @@ def _sentence(place: int, kind: Kind, line: str) -> Iterator[_Keyed]:
     terms = tuple(dict.fromkeys(word for word in map(str.lower, _WORD.findall(line)) if _tells(word)))[:12]
     if len(terms) > 1:
         text = f"Which {kind} begins {' '.join(line.split()[:4])!r}, and how does it go on?"
-        yield (
-            (kind, " ".join(line.lower().split())),
-            Question(kind=kind, text=text, record=(), answer=terms, place=place),
-        )
+        key = kind, " ".join(line.lower().split())
+        yield key, Question(kind=kind, text=text, record=(), answer=terms, place=place)
 
 
 def _changed_files(place: int, name: str, arguments: str) -> Iterator[_Keyed]:
     for line in lines_of(arguments):
         if len(line) <= 2 * _GAP and (_CHANGES.search(name) or _SHELL_CHANGES.search(line)):
             for path in _PATH.findall(line)[:1]:
-                question = Question(
-                    kind="file", text=f"Was {path} changed?", record=_CHANGED, answer=(path.lower(),), place=place
-                )
-                yield ("file", path.lower()), question
+                text, answer = f"Was {path} changed?", path.lower()
+                yield ("file", answer), Question(kind="file", text=text, record=_CHANGED, answer=(answer,), place=place)
 
 
 def _items(place: int, text: str) -> Iterator[_Keyed]:

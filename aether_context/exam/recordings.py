@@ -41,12 +41,10 @@ class SessionFolder:
 
 def folders(stores: Sequence[PackStore | str], **selection: str | None) -> list[SessionFolder]:
     """The sessions of stores, by their URLs or as they are; all or those of an app, a user or a session."""
-    opened = {
-        store.url: store for store in (PackStore(one) if isinstance(one, str) else one for one in dict.fromkeys(stores))
-    }
+    opened = [PackStore(store) if isinstance(store, str) else store for store in dict.fromkeys(stores)]
     return [
         SessionFolder(url=url, places=tuple(places), options=store.files.options)
-        for url, store in opened.items()
+        for url, store in {store.url: store for store in opened}.items()
         for _, places in groupby(sorted(store.places(**selection)), key=lambda place: place.rpartition("/")[0])
     ]
 
@@ -103,9 +101,8 @@ def stored_texts(folder: SessionFolder) -> Mapping[str, str]:
     for record in store.evidence(*manifest.session_key):
         if is_text(record.media_type):
             with suppress(BlobNotFound):  # its time to be kept is over
-                texts[record.uri] = store.evidence_data(manifest.app, manifest.user, record.digest).decode(
-                    errors="replace"
-                )
+                data = store.evidence_data(manifest.app, manifest.user, record.digest)
+                texts[record.uri] = data.decode(errors="replace")
     return texts
 
 

@@ -103,14 +103,12 @@ class MemoryFile(Backend):
     ) -> list[Remembered]:
         """The best memories for a masked query, as of `Candidates.ranked`."""
         query = f"SELECT number, record FROM memories WHERE owner = ? AND number IN ({self.numbers})"
+
+        def records_of(numbers: list[int]) -> dict[int, str]:
+            return dict(self.read(query, owner, json.dumps(numbers)))
+
         with self.transaction():
-            return self._index(owner).ranked(
-                question,
-                vector,
-                limit,
-                without_thread,
-                lambda numbers: dict(self.read(query, owner, json.dumps(numbers))),
-            )
+            return self._index(owner).ranked(question, vector, limit, without_thread, records_of)
 
     def close(self) -> None:
         """Closes the file."""

@@ -112,11 +112,8 @@ class Memories:
 
     def delete(self, app: str, user: str, *, name: str | None = None, session: str | None = None) -> int:
         """Deletes a user's memories of a name, of a session, of both, or all; the number of those there were."""
-        return self.database.delete(
-            owner_of(app, user),
-            named=None if name is None else number_of(name),
-            thread=None if session is None else number_of(session),
-        )
+        named, thread = (None if text is None else number_of(text) for text in (name, session))
+        return self.database.delete(owner_of(app, user), named=named, thread=thread)
 
     def search(
         self, app: str, user: str, query: str, limit: int = 10, *, without_session: str | None = None
@@ -195,12 +192,7 @@ def is_postgres(uri: str) -> bool:
 def without(uri: str, names: Collection[str]) -> tuple[str, dict[str, str]]:
     """A URI without the options of some names, and these."""
     base, _, query = uri.partition("?")
-    options: dict[str, str] = {}
-    remaining: list[str] = []
-    for option in filter(None, query.split("&")):
-        name, _, value = option.partition("=")
-        if name in names:
-            options[name] = unquote_plus(value)
-        else:
-            remaining.append(option)
-    return "?".join(filter(None, [base, "&".join(remaining)])), options
+    options = [option.partition("=") for option in query.split("&") if option]
+    remaining = "&".join("".join(option) for option in options if option[0] not in names)
+    values = {name: unquote_plus(value) for name, _, value in options if name in names}
+    return "?".join(filter(None, [base, remaining])), values

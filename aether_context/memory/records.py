@@ -122,9 +122,8 @@ class Candidates:
         if not rows:
             return
         numbers, threads, times, hashes, makers, vectors = zip(*rows, strict=True)
-        blobs = [
-            vector or b"" if maker == self._made_by else b"" for maker, vector in zip(makers, vectors, strict=True)
-        ]
+        pairs = zip(makers, vectors, strict=True)
+        blobs = [vector if vector and maker == self._made_by else b"" for maker, vector in pairs]
         width = self._pool.vectors.shape[1] or max(map(len, blobs))
         joined = b"".join(vector if len(vector) == width else bytes(width) for vector in blobs)
         table = np.frombuffer(joined, dtype=np.int8).reshape(len(blobs), width)

@@ -170,11 +170,8 @@ def marked(text: str) -> Marked:
             id, text = id or _DIGITS.get(number_text, number_text), text[number.end() :]
         if (sign := _SIGN.match(text)) and (status_word := status_of(sign[0])):
             status, text = status or status_word, text[sign.end() :].strip()
-        if (
-            (label := _BEFORE.match(text))
-            and (status_word := status_of(label[1] or label[2]))
-            and label.end() < len(text)
-        ):
+        label = _BEFORE.match(text)
+        if label and label.end() < len(text) and (status_word := status_of(label[1] or label[2])):
             status, text = status or status_word, text[label.end() :]
         for tail in _BEHIND.finditer(text, max(1, len(text) - 60)):
             if tail.end() == len(text) and (status_word := status_of(tail[1] or tail[2])):

@@ -281,9 +281,8 @@ def joined_text(content: Content) -> str:
 def _pieces(pack: Pack) -> Iterator[Piece]:
     """The request in the order of `Sent.blocks`."""
     contents, request = pack.sent, pack.source.request
-    yield Piece(
-        part="system", text=pack.system, wire=pack.system, digest=contents.system.digest, tokens=contents.system.tokens
-    )
+    text, block = pack.system, contents.system
+    yield Piece(part="system", text=text, wire=text, digest=block.digest, tokens=block.tokens)
     tools = chain(((tool.name, tool.wire) for tool in pack.tools.sent), (("", wire) for wire in request.other_tools))
     for index, ((name, wire), block) in enumerate(zip(tools, contents.tools, strict=True)):
         yield Piece(part="tool", at=index, name=name, text=wire, wire=wire, digest=block.digest, tokens=block.tokens)

@@ -404,10 +404,9 @@ class _Search:
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
             )
-            for key in {
-                item.session_key for item in manifests if self.replayer.store.forgotten(*item.session_key).packs
-            }:
-                notes.append(f"calls of session {key[2]} were deleted for their age")
+            keys = dict.fromkeys(item.session_key for item in manifests)
+            aged_sessions = [key[2] for key in keys if self.replayer.store.forgotten(*key).packs]
+            notes += [f"calls of session {session} were deleted for their age" for session in aged_sessions]
         if len(places) > _MOST_PLACES:
             notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
         reads, reader_calls = read_back(self.replayer.store, manifests), set[int]()
@@ -438,16 +437,14 @@ def _listed(places: Sequence[Place]) -> Iterator[str]:
     for spot in places:
         by_kind.setdefault(spot.kind, []).append(spot)
     for kind, same in by_kind.items():
+        if len(same) > 1:
+            yield f"in {len(same)} {'memories' if kind == 'memory' else f'{kind}s'}"
+            continue
         spot = same[0]
         article = "an" if kind[0] in "aeiou" else "a"
         date = "" if spot.time is None else datetime.fromtimestamp(spot.time, UTC).strftime("%-d %B %Y")
         details = ", ".join(filter(None, (date, spot.who if spot.who != kind else "")))
-        phrase = f"as {article} {kind}{f' ({details})' if details else ''}"
-        yield (
-            phrase
-            if len(same) == 1
-            else f"in {len(same)} {kind.removesuffix('y') + 'ies' if kind == 'memory' else kind + 's'}"
-        )
+        yield f"as {article} {kind}{f' ({details})' if details else ''}"
 
 
 def _and(items: Iterable[str]) -> str:

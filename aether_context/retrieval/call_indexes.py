@@ -203,9 +203,8 @@ def recalled(
     if is_first:  # however little they have in common with the question
         places = {entry.id: place for place, entry in enumerate(turns)}
         earliest = sorted(ranked_hits, key=lambda hit: places[hit.id])[:_EARLIEST]
-        ranked_hits = [replace(hit, score=ranked_hits[0].score) for hit in earliest] + [
-            hit for hit in ranked_hits if hit not in earliest
-        ]
+        later_hits = [hit for hit in ranked_hits if hit not in earliest]
+        ranked_hits = [*(replace(hit, score=ranked_hits[0].score) for hit in earliest), *later_hits]
     for hit in ranked_hits[:most]:
         if len(hit.text) > characters:
             continue

@@ -287,9 +287,8 @@ class Pool:
             if terms.ASKS_FOR_RECENT.search(query):
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
-        scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * np.where(
-            self._marks[:, 1] == terms.hashes_of([terms.QUESTION]), _ASKING, 1.0
-        )
+        asking = np.where(self._marks[:, 1] == terms.hashes_of([terms.QUESTION]), _ASKING, 1.0)
+        scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * asking
         total = np.round(total * scores["weight"], 9)
         if without_thread is not None:
             total = np.where(self._threads == without_thread, 0.0, total)

@@ -99,10 +99,9 @@ def texts(content: Content) -> Iterator[str]:
 @lru_cache(maxsize=4_096)
 def _parsed(text: str) -> JSON:
     try:
-        value: JSON = json.loads(text)
+        return json.loads(text)
     except ValueError:
         return text
-    return value
 
 
 def _leaves(value: JSON) -> Iterator[str]:

@@ -140,14 +140,9 @@ class _Session:
         room = room_for_turns(turn_characters, all_characters, source, max_tokens)
         if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
             return source
-        candidates = recalled(
-            entries,
-            source,
-            policy,
-            lambda position: call.history[position].digest,
-            tokens=room,
-            embedder=embedder_for("none" if settings.embedder == "none" else "static"),
-        )
+        embedder = embedder_for("none" if settings.embedder == "none" else "static")
+        digests = [content.digest for content in call.history]
+        candidates = recalled(entries, source, policy, digests.__getitem__, tokens=room, embedder=embedder)
         search = source.search._replace(turns=len(entries))
         return source._replace(candidates=(*source.candidates, *candidates), search=search)
 
