@@ -245,16 +245,13 @@ class Masker:
 def _expression(pattern: str) -> re.Pattern[str]:
     names = f"the groups are {', '.join(GROUPS)}, the rules {', '.join(RULES)}"
     if re.fullmatch(r"[a-z_]+", pattern):
-        raise PolicyError(
-            f"redact = {pattern!r} is no name: {names}; write a word that is to be masked as \\b{pattern}\\b",
-            field="redact",
-        )
+        cure = f"write a word that is to be masked as \\b{pattern}\\b"
+        raise PolicyError(f"redact = {pattern!r} is no name: {names}; {cure}", field="redact")
     try:
         expression = re.compile(pattern)
     except (re.error, RecursionError, OverflowError) as error:
-        raise PolicyError(
-            f"redact = {pattern!r:.200} is neither a name nor a regular expression ({error}): {names}", field="redact"
-        ) from error
+        fault = f"is neither a name nor a regular expression ({error})"
+        raise PolicyError(f"redact = {pattern!r:.200} {fault}: {names}", field="redact") from error
     if expression.match(""):
         raise PolicyError(f"redact = {pattern!r} matches the empty text: mask one character or more", field="redact")
     return expression

@@ -228,9 +228,8 @@ def _reads_as_step(value: object) -> bool:
     if not isinstance(value, Mapping):
         return False
     fields, unknown = known_fields("step", value)
-    return any(isinstance(item, (str, int)) for name in ("text", "title") for item in fields.get(name, ())) or (
-        len(value) == len(_numbered(unknown)) == 1
-    )
+    names = [item for name in ("text", "title") for item in fields.get(name, ()) if isinstance(item, (str, int))]
+    return bool(names) or len(value) == len(_numbered(unknown)) == 1
 
 
 def _is_only_step(value: Mapping[str, Any]) -> bool:
@@ -238,9 +237,8 @@ def _is_only_step(value: Mapping[str, Any]) -> bool:
     and a checklist, tools or a status."""
     fields, _ = known_fields("step", value)
     own_keys = [key for key in value if folded(key) == "description" or field_of("plan", key) is None]
-    return bool(fields.keys() & {"acceptance", "tools", "status"}) and any(
-        (field_of("step", key) or ("",))[0] == "text" and isinstance(value[key], str) for key in own_keys
-    )
+    has_text = any((field_of("step", key) or ("",))[0] == "text" and isinstance(value[key], str) for key in own_keys)
+    return has_text and not fields.keys().isdisjoint({"acceptance", "tools", "status"})
 
 
 # The steps.

@@ -262,9 +262,8 @@ def tool_names(contents: Mapping[str, Content]) -> dict[str, str]:
         name: [*contents[name].calls, *(answer.call.part if answer.call else answer.part for answer in match)]
         for name, match in zip(in_order, results, strict=True)
     }
-    return {
-        name: ", ".join(f"{part.name}({_arguments(part)})" for part in parts[name]) for name in contents if parts[name]
-    }
+    calls = {name: [f"{part.name}({_arguments(part)})" for part in parts[name]] for name in contents}
+    return {name: ", ".join(of_content) for name, of_content in calls.items() if of_content}
 
 
 def _arguments(part: Part | Quote) -> str:

@@ -35,11 +35,10 @@ def session_packs(
         sessions[_folder(path)][path] = files
     folder, keys = f"{store.files.place(*owner)}/packs", {owner}
     listings = dict(sessions.pop(folder, {}) or listed)
-    first, last = (write_time(path) for path in (min(listings, key=write_time), max(listings, key=write_time)))
+    times = sorted(map(write_time, listings))
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
-    heads = {
-        path: of_user[path] for path in map(next, map(iter, sessions.values())) if first <= write_time(path) <= last
-    }
+    firsts = (next(iter(of_session)) for of_session in sessions.values())
+    heads = {path: of_user[path] for path in firsts if times[0] <= write_time(path) <= times[-1]}
     for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
         if (manifest := _readable(head)).caller in keys:
             keys.add(manifest.session_key)

@@ -358,9 +358,8 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
         return _REGISTERED.get(name)
     kind, _, model = name.partition(":")
     if name != "static" and kind != "sentence-transformers":
-        raise PolicyError(
-            f"embedder {name!r} is unknown: {near_names(name, [*_KINDS, *_REGISTERED])}", field="embedder"
-        )
+        hint = near_names(name, [*_KINDS, *_REGISTERED])
+        raise PolicyError(f"embedder {name!r} is unknown: {hint}", field="embedder")
     return _packaged(kind, model or _TRANSFORMER)
 
 

@@ -211,8 +211,7 @@ def _stem(word: str) -> str:
     stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})
     if language not in stemmers:
         stemmers[language] = Stemmer.Stemmer(language)
-    stem: str = stemmers[language].stemWord(word)
-    return stem
+    return str(stemmers[language].stemWord(word))
 
 
 _QUESTION_WORDS = frozenset(

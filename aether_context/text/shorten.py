@@ -6,6 +6,7 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from heapq import nsmallest
 from itertools import accumulate, islice, pairwise
 from typing import NamedTuple
@@ -127,9 +128,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
     if names:
         all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
         for_names = min(int(_NAMES_SHARE * max_tokens), counter.count(all_names) + 4)
-    fitting = _fitting(
-        lambda budget: _pick(cost, rankings, budget), written, max_tokens=max_tokens - for_names, counter=counter
-    )
+    fitting = _fitting(partial(_pick, cost, rankings), written, max_tokens=max_tokens - for_names, counter=counter)
     if fitting is None:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
         fitting = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
