@@ -324,7 +324,7 @@ class Offloader:
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
-                or bool(session_records.results(context))
+                or bool(session_records.results(call))
                 or (self._can_come(call) and is_free(request.config))
             )
         if not ((wants or has_recorded) and declare(request, readers)):

@@ -245,8 +245,7 @@ class RequestPacker:
     def _under(self, call: ModelCall, policy: PackPolicy, refused: Limits | None = None) -> ModelCall:
         """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
         refused as much."""
-        window = self._parts.windows.window(call.models, policy, call.state, call.key[:3])
-        limits = self._parts.windows.limits(call.models, call.state, call.key[:3])
+        window, limits = self._parts.windows.of(call.models, policy, call.state, call.key[:3])
         if refused:
             window = min(window, Window(refused.get("tokens", window.tokens), "learned"))
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
@@ -269,12 +268,11 @@ class RequestPacker:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
-        await self._parts.calibrations.begin(prepared.source, name, prepared.call.state)
-        if last is None or last.counter != name:
-            prepared = prepared.with_source(problems=(*prepared.source.problems, *pick.problems))
-        calibration = self._parts.calibrations.calibration(prepared.source, name, prepared.call.context.session.events)
-        usage = prepared.source.usage._replace(calibration=calibration)
-        prepared = prepared.with_source(usage=usage)._replace(counter=name)
+        source, session = prepared.source, prepared.call.context.session
+        calibration = await self._parts.calibrations.calibration(source, name, session)
+        problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
+        usage = source.usage._replace(calibration=calibration)
+        prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or

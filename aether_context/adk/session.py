@@ -34,7 +34,7 @@ from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, looks_quoted, session_key
+from aether_context.adk.call import AgentKey, ModelCall, SessionKey, agent_key, caller_of, looks_quoted, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -355,11 +355,10 @@ class Records:
             time = _next_time(time, event.timestamp if event.timestamp <= latest else -1.0)
         return time
 
-    def results(self, context: CallbackContext) -> list[EvidenceRecord]:
+    def results(self, call: ModelCall) -> list[EvidenceRecord]:
         """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
         whose state begins as its caller's, those of its own tools."""
-        caller = caller_of(session_key(context))
-        invocation = context.invocation_id if caller is not None and caller.is_agent else ""
+        invocation = call.context.invocation_id if call.caller is not None and call.caller.is_agent else ""
         return [
             record
             for record in self.by_digits.values()

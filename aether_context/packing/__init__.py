@@ -125,5 +125,5 @@ def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
 def content_changed(contents: Sequence[Outgoing], draft: Draft) -> bool:
     """Tells whether a draft removed or shortened any of these contents, but for the request."""
     digests = {item.origin: item.content.digest for item in draft.history.items}
-    compared_items = (item for item in contents if item.origin != draft.request_index)
+    compared_items = (item for item in contents if item.origin != draft.input.request.request_index)
     return any(digests.get(item.origin) != item.content.digest for item in compared_items)

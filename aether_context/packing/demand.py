@@ -38,7 +38,7 @@ def latest_turn_tokens(draft: Draft) -> int:
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
     first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
-    tokens = sum(item.tokens for item in latest if item.origin != draft.request_index)
+    tokens = sum(item.tokens for item in latest if item.origin != draft.input.request.request_index)
     share_left = 1.0 if _wants_all(settings) else settings.compact_to
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 

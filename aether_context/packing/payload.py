@@ -20,7 +20,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from aether_context.canonical import hash_text, short
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
 from aether_context.evidence.record import READ, SEARCH, STORED
@@ -487,7 +486,8 @@ def write_payload(draft: Draft) -> None:
     cache_key = (draft.selected, draft.step, draft.tools, draft.instructs, *message[2:])
     if message.cache_key == cache_key:
         return
-    source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
+    source, scope, counter = draft.input, draft.tools, draft.counter
+    request_index = source.request.request_index
     packed_form, tokens = _message(draft), 0
     draft.message = message._replace(packed_form=packed_form, cache_key=cache_key)
     if request_index is not None:
@@ -547,8 +547,8 @@ def _message(draft: Draft) -> PackedMessage | None:
         text="",
         split=0,
         used=draft.payload_tokens,
-        place=source.request.positions[draft.request_index or 0],
-        plan=plan_digest(source),
+        place=source.request.positions[source.request.request_index or 0],
+        plan=draft.epoch.plan,
         largest=largest,
         instructs=instructs,
     )
@@ -588,11 +588,6 @@ def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackC
     header = HANDED_OVER if checklist.endswith(HANDED_OVER) else REQUEST
     material = rendered.head + checklist.removesuffix(header)
     return cut(material, ceiling - counter.count(header), query=checklist), f"{header}{request}"
-
-
-def plan_digest(source: PackInput) -> str:
-    """A short digest of all that the step says. Payloads of different plans differ in it."""
-    return short(hash_text(step_text(source.step)))
 
 
 def packed_message(

@@ -114,7 +114,7 @@ def render_pack(draft: Draft) -> Pack:
         newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
-    request_index = draft.request_index
+    request_index = source.request.request_index
     request_tokens = next((item.tokens for item in reversed(plain) if item.origin == request_index), 0)
     in_contents = sum(map(_TOKENS, contents))
     conversation_tokens = in_contents - request_tokens
@@ -344,7 +344,7 @@ def _changed_row(draft: Draft, origin: int, row: Row, sent_item: Outgoing | None
         form, reason = "extract", "provider_limit"
     return replace(
         row,
-        layer="task" if origin == draft.request_index else "conversation",
+        layer="task" if origin == draft.input.request.request_index else "conversation",
         form=form,
         reason=reason,
         sent_tokens=sent_item.tokens if sent_item is not None and sent_item.tokens != row.tokens else None,

@@ -30,7 +30,8 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
-    if draft.request_index is None:
+    request_index = source.request.request_index
+    if request_index is None:
         draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
@@ -39,7 +40,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_demote_preferences(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
-    contents = [item.raw if item.origin == draft.request_index else item.content for item in sent_contents]
+    contents = [item.raw if item.origin == request_index else item.content for item in sent_contents]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
     # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
     # the history alone, and not on what the pack before it cut.
@@ -143,6 +144,6 @@ def render_line(candidate: Candidate) -> str:
 
 def _count_candidates(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and the tokens of these, each with the line break behind it."""
-    candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
-    counter.count_all([candidate.line for candidate in candidates])
-    return tuple(replace(candidate, tokens=counter.count(candidate.line) + 1) for candidate in candidates)
+    lines = [render_line(candidate) for candidate in candidates]
+    sized = zip(candidates, lines, counter.count_all(lines) if lines else (), strict=True)
+    return tuple(replace(candidate, line=line, tokens=tokens + 1) for candidate, line, tokens in sized)

@@ -15,7 +15,7 @@ from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, aside, in_thread
-from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
+from aether_context.adk.call import Contents, ModelCall, PreparedCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
 from aether_context.adk.request.history import AgentHistory, HistoryRow, first_position, origins_of
 from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
@@ -246,7 +246,7 @@ class Gatherer:
             candidates += tuple(memories)
             embedder = embedder if was_preloaded else found_by
         recorded = {candidate.uri for candidate in candidates}
-        results = [record for record in records.results(call.context) if record.uri not in recorded]
+        results = [record for record in records.results(call) if record.uri not in recorded]
         if call.policy.sees == "own":
             results = [record for record in results if record.agent == call.context.agent_name]
         candidates += stored_results(call, results, request.contents)
@@ -424,7 +424,6 @@ def _identity(call: ModelCall, records: Records) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    caller = caller_of((app, user, session))
     return Identity(
         app,
         user,
@@ -435,7 +434,7 @@ def _identity(call: ModelCall, records: Records) -> Identity:
         number + call.is_second_try,
         last_event_id=events[-1].id if events else "",
         last_event_time=records.time(events),
-        caller=caller.session if caller is not None else None,
+        caller=call.caller.session if call.caller is not None else None,
     )
 
 
