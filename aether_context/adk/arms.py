@@ -53,7 +53,7 @@ class Observer(RequestPacker):
         parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
-        if stands_back(self._failures, self.store.url, callback_context, llm_request):
+        if stands_back(self._failures, callback_context, llm_request):
             return None
         escalate = callback_context.actions.escalate
         try:
@@ -62,7 +62,7 @@ class Observer(RequestPacker):
             self._failures.report(f"as it would have ended the run: {type(error).__name__}: {error}")
         callback_context.actions.escalate = escalate  # a limit of the policy ends no run
         # So that a packer behind it knows this very request again.
-        stands_back(self._failures, self.store.url, callback_context, llm_request)
+        stands_back(self._failures, callback_context, llm_request)
         self._state(callback_context).first_try = None  # what is refused is not asked for again
         return None
 

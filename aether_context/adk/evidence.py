@@ -117,6 +117,10 @@ class Offloader:
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
+        unread = unread_results(call)
+        if not unread:
+            put_records(call.context, (), self._records)
+            return ()
         settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
@@ -133,7 +137,7 @@ class Offloader:
             return not _uses_computer(tools.get(result.tool))
 
         results: list[_Evidence] = []
-        for number, result in enumerate([*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]):
+        for number, result in enumerate([*filter(is_wanted, unread)][-_MOST_AT_ONCE:]):
             if number:
                 await asyncio.sleep(0)  # other sessions are served between two of them
             try:
@@ -147,7 +151,7 @@ class Offloader:
         # A result of which a piece could not be stored has no records, and stays as it is.
         stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]
-        put_records(call.context, records, self._records.of(call.context))
+        put_records(call.context, records, self._records)
         return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(self, call: ModelCall, result: ToolResult, settings: OffloadSettings) -> _Evidence:
@@ -277,7 +281,7 @@ class Offloader:
                 records.append(record)
                 write = partial(self._recorder.store.write_evidence, *session_key(context), record, medium.data)
                 self._recorder.later(write)
-        put_records(context, records, session_records)
+        put_records(context, records, self._records)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the

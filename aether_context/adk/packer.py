@@ -89,7 +89,7 @@ class RequestPacker:
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
-        if stands_back(self._failures, self.store.url, callback_context, llm_request):
+        if stands_back(self._failures, callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         state = self._state(callback_context)
@@ -117,7 +117,7 @@ class RequestPacker:
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
-        if stands_back(self._failures, self.store.url, callback_context):
+        if stands_back(self._failures, callback_context):
             return
         state = self._state(callback_context)
         state.first_try = None  # what is being passed on is not asked for again
@@ -136,7 +136,7 @@ class RequestPacker:
     ) -> LlmResponse | None:
         """Records a call whose model raised. Where that is since the request was too long, it learns from it, and
         returns what the model answers to a smaller pack."""
-        if stands_back(self._failures, self.store.url, callback_context):
+        if stands_back(self._failures, callback_context):
             return None
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None

@@ -292,6 +292,8 @@ class Records:
             return
         previous_values, by_digits = self._values, self.by_digits
         self._held, self._values = saved, {**self.told, **(saved if isinstance(saved, Mapping) else {})}
+        if self._values == previous_values:
+            return
         records = {
             key: by_digits[key] if key in by_digits and previous_values[key] == value else valid(_RECORD, value)
             for key, value in self._values.items()
@@ -425,7 +427,7 @@ class SessionRecords:
         return session_records
 
 
-def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], index: Records) -> None:
+def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], sessions: SessionRecords) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
@@ -435,6 +437,7 @@ def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], ind
     saved = context.session.state.get(_STATE)
     if not (saved or records):
         return
+    index = sessions.of(context)
     # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
     there = [digits for digits in saved if digits in index.by_digits] if isinstance(saved, Mapping) else ()
     serialized = {digits: index.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}

@@ -61,10 +61,6 @@ class Reported(NamedTuple):
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
 
-    @property
-    def billed_input(self) -> int:
-        return (self.input_tokens or 0) + self.tool_use_tokens
-
 
 def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: str | None = None) -> Reported:
     """The usage in a response or an event of a model.
@@ -301,7 +297,7 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: C
         output_tokens += earlier.output_tokens if earlier is not None and earlier.output_estimated else 0
     return replace(
         begun.expected,
-        input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
+        input_tokens=begun.expected.input_tokens if silent else (usage.input_tokens or 0) + usage.tool_use_tokens,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens or 0,

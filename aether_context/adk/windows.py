@@ -33,6 +33,9 @@ logger = logging.getLogger("aether_context")
 Limits: TypeAlias = Mapping[LimitKind, int]
 """Limits by their kind, of those that a refusal has taught."""
 
+_Session: TypeAlias = tuple[str, ...]
+"""App, user, session."""
+
 STATE_KEY = "aether:windows"
 LEAST_TOKENS = 1_024
 """No refusal teaches a smaller window."""
@@ -87,15 +90,11 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self._sessions: SharedLRU[tuple[tuple[str, ...], str], Learned] = SharedLRU(10_000)
+        self._sessions: SharedLRU[tuple[_Session, str], Learned] = SharedLRU(10_000)
         self._users: SharedLRU[str, Mapping[tuple[str, ...], Learned]] = SharedLRU(1_000)
 
     def of(
-        self,
-        models: Sequence[ServedModel],
-        policy: PackPolicy,
-        state: Mapping[str, Any] | State,
-        session: tuple[str, ...],
+        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: _Session
     ) -> tuple[Window, RequestLimits]:
         """The window of an agent's request, and its limits beside tokens: the smallest where several models may be
         asked."""
@@ -106,9 +105,7 @@ class Windows:
         window = smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
         return window, self._limits(models, saved, session)
 
-    def _limits(
-        self, models: Sequence[ServedModel], saved: Mapping[str, Learned], session: tuple[str, ...]
-    ) -> RequestLimits:
+    def _limits(self, models: Sequence[ServedModel], saved: Mapping[str, Learned], session: _Session) -> RequestLimits:
         def smallest(kind: str) -> int | None:
             limits = [getattr(request_limits(option.name), kind) for option in models]
             limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", saved, session)]
@@ -168,7 +165,7 @@ class Windows:
         logger.warning(message, served_model.name, limit, kind, current_limit, undercut)
         return second
 
-    def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
+    def keep(self, models: Sequence[ServedModel], state: State, session: _Session) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
         keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
         for key in (*(served_model.key for served_model in models), *keys):
@@ -176,19 +173,19 @@ class Windows:
             if learned is not None and _saved_refusals(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)
 
-    def _put(self, session: tuple[str, ...], key: str, learned: Learned, state: State) -> None:
+    def _put(self, session: _Session, key: str, learned: Learned, state: State) -> None:
         self._sessions.put((session, key), learned)
         other_items = [item for item in _saved_refusals(state).items() if item[0] != key]
         state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
-    def _learned(self, key: str, saved: Mapping[str, Learned], session: tuple[str, ...]) -> list[int]:
+    def _learned(self, key: str, saved: Mapping[str, Learned], session: _Session) -> list[int]:
         """The limits learned of a model for a session, and for all of them."""
         own_refusals = (self._sessions.get((session, key)), saved.get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
         return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
 
     def _window(
-        self, model: ServedModel, policy: PackPolicy, saved: Mapping[str, Learned], session: tuple[str, ...]
+        self, model: ServedModel, policy: PackPolicy, saved: Mapping[str, Learned], session: _Session
     ) -> Window:
         stated = policy.window_of(model.name) or model.context_tokens
         nominal_window = stated or model_window(model.name)

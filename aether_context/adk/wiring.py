@@ -76,9 +76,9 @@ class PackerParts:
         recorder: Recorder | None = None,
         asks_models: bool = True,
     ) -> None:
-        self.failures = failures = Failures(on_error)
         self.policy = policy = own_policy(policy, summarizer, critic)
         self.store = store = store_of(store)
+        self.failures = failures = Failures(on_error, store.url)
         policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
         for of_agent in policies:
             strategies_of(of_agent.conversation)

@@ -59,8 +59,7 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.input.host.passthrough_reason:
         return
-    excess = excess_tokens(draft)
-    is_too_long = excess > 0 and draft.needed_tokens > draft.budget.input
+    is_too_long = (excess := excess_tokens(draft)) > 0 and draft.needed_tokens > draft.budget.input
     last = (
         (_shorten_request, _flatten_last_exchange, hide_summary)
         if is_too_long

@@ -390,20 +390,14 @@ def offloaded_to(content: Content) -> str:
     return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
 
 
-def _addresses_of(items: Iterable[Outgoing]) -> list[frozenset[str]]:
-    return [addresses_of(item.content) for item in items]
-
-
-def _written_addresses(items: Iterable[Outgoing]) -> list[frozenset[str]]:
-    """The addresses that packs wrote, or that stand in calls and results."""
-    return [
-        frozenset()
-        if item.content.role != "user"
-        else addresses_of(item.content)
-        if item.form in ("payload", "summary", "merged")
-        else proofs_of(item.content)
-        for item in items
-    ]
+def _addresses_of(items: Iterable[Outgoing]) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """The addresses in contents, and those among them that packs wrote, or that stand in calls and results."""
+    pairs = []
+    for content, form in ((item.content, item.form) for item in items):
+        addresses = addresses_of(content)
+        written = addresses if form in ("payload", "summary", "merged") else proofs_of(content)
+        pairs.append((addresses, written if content.role == "user" else frozenset[str]()))
+    return pairs
 
 
 def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]:
@@ -416,9 +410,9 @@ def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     known_uris = {*source.host.readings, *map(_listed, source.candidates)}
     addresses = {uri for candidate in texts for uri in artifact_uris(candidate)}
-    addresses = addresses.union(*filter(None, columns.extend("addresses", _addresses_of, contents)))
-    written = columns.extend("written addresses", _written_addresses, contents)
-    ours = filter(STORED.fullmatch, frozenset().union(*filter(None, written)))
+    in_contents = columns.extend("addresses", _addresses_of, contents)
+    addresses = addresses.union(*(every for every, _ in in_contents if every))
+    ours = filter(STORED.fullmatch, frozenset().union(*(written for _, written in in_contents if written)))
     return frozenset(addresses & known_uris).union(listed, ours)
 
 

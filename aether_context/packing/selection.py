@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from aether_context import retrieval
 from aether_context.canonical import strings
-from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, Rankings, SelectedCandidates
 from aether_context.retrieval import Left, Ranking
@@ -35,6 +35,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
         draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
+    turns_k = most_turns(settings, source)
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
@@ -46,7 +47,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     # the history alone, and not on what the pack before it cut.
     sent_ids = {
         recalled_id(source.request.positions[item.origin], item.raw.digest)
-        for item in sent_contents
+        for item in (sent_contents if any(candidate.source == RECALLED for candidate in candidates) else ())
         if item.form != "placeholder"
     }
 
@@ -61,7 +62,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
             settings=settings,
-            turns_k=most_turns(settings, source),
+            turns_k=turns_k,
             is_short=is_short,
             tail=tail,
             sent=sent_ids,

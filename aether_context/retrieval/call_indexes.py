@@ -88,8 +88,8 @@ def ranked(
         index = HybridIndex(entries, embedder or "none", redact=masker(redact))
         # Also of those that say no more of it than any other: whether a memory may enter is not for the others to say.
         for hit in index.search(query, len(entries), asked=asked, every=True):
-            candidate = layer[hit.id]
-            result[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
+            key, candidate = int(hit.entry.id), layer[hit.entry.id]
+            result[key] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
     return tuple(result)
 
 

@@ -135,11 +135,12 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
+    of_contents, of_candidates = pack.rows[: len(request.contents)], pack.rows[len(request.contents) :]
     keys = [row_key(row) for row in pack.rows]
-    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
+    rows = (*(row for row, key in zip(of_contents, keys, strict=False) if key not in chain.rows), *of_candidates)
     # What is masked counts what it stands for, which may be another text in a later pack.
     new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
-    with_count = {short(row.hash, 16) for row in pack.rows if is_content(row)}
+    with_count = {short(row.hash, 16) for row in of_contents}
     counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.

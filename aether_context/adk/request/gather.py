@@ -160,7 +160,7 @@ class Gatherer:
                 begin, unsent = _unloaded(call, raw, loads)
             elif tracked:
                 self.history(state, rewound)
-        first = contents.first
+        first, count = contents.first, contents.first + len(raw)
         if request_index is not None:
             request_index += first
         rows = history.rows[:first] if history is not None else []
@@ -202,7 +202,7 @@ class Gatherer:
         follow = partial(
             next_input,
             base,
-            first + len(raw),
+            count,
             frozen.__getitem__,
             replace(stored, rewound=rewound),
             request_index=request_index,
@@ -210,9 +210,9 @@ class Gatherer:
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
-        frozen.take_over(live_positions(stored, len(contents)))
+        frozen.take_over(live_positions(stored, count))
         # Off the event loop where many contents are read for the first time.
-        unread = len(contents) - (last.length if last is not None else 0)
+        unread = count - (last.length if last is not None else 0)
         source = await aside(_CONTENT_CHARACTERS * unread, partial(follow, begin=begin, restored=contents.first))
         if frozen.has_changed and is_trusted:
             # The host rewrote what was read before, so that nothing about it is taken for granted.
