@@ -48,7 +48,7 @@ class Observer(RequestPacker):
     """Records what it would have sent, packed from a copy, and leaves every request as it is."""
 
     def __init__(self, parts: PackerParts) -> None:
-        super().__init__(parts, OBSERVE)
+        super().__init__(parts)
         parts.windows = _Untaught()
         parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
 
@@ -69,8 +69,8 @@ class Observer(RequestPacker):
 
 def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[str, Any]) -> RequestPacker:
     if name == OBSERVE:
-        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}))
-    return RequestPacker(PackerParts(policy, **options), name)
+        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}, arm=name))
+    return RequestPacker(PackerParts(policy, **options, arm=name))
 
 
 class Arms:

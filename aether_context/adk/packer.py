@@ -16,8 +16,7 @@ from aether_context.adk.artifact_tools import declare
 from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
-from aether_context.adk.learning import Learning, sent_text
-from aether_context.adk.overflow import overflow_of
+from aether_context.adk.learning import Learning
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
@@ -25,7 +24,6 @@ from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
-from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
@@ -44,15 +42,11 @@ _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is 
 
 
 class RequestPacker:
-    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
+    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops."""
 
-    Args:
-        arm: the name in manifests of the arm that it is one of.
-    """
-
-    def __init__(self, parts: PackerParts, arm: str = "") -> None:
+    def __init__(self, parts: PackerParts) -> None:
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
-        self._parts, self._failures, self._learning, self._arm = parts, parts.failures, Learning(parts), arm
+        self._parts, self._failures, self._learning = parts, parts.failures, Learning(parts)
         self._policy_of = lru_cache(_MOST_POLICIES)(
             lambda agent, profile, level: self.policy.for_agent(agent, profile).economical(level)
         )
@@ -73,7 +67,7 @@ class RequestPacker:
         """Waits until every pack so far is in the store, and those of an invocation mirrored; what was said in the
         invocation is remembered where the policy says so."""
         writer = self._parts.memory_writer
-        if invocation is not None and writer is not None and self._arm != OBSERVE:
+        if invocation is not None and writer is not None and self._parts.arm != OBSERVE:
             try:
                 await writer.add(invocation)
             except BaseException as error:
@@ -124,10 +118,7 @@ class RequestPacker:
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
-                code, text, refused = llm_response.error_code, llm_response.error_message, None
-                if code is not None:
-                    refused = overflow_of(f"{code} {text}", sent_text(state.last))
-                await self._learning.learn(callback_context, state.last, llm_response, refused)
+                await self._learning.learn_answer(callback_context, state.last, llm_response)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -236,7 +227,7 @@ class RequestPacker:
             new, offloaded_tokens = await self._parts.offloader.enter(call, self._parts.readers)
             problems += new
         if near_limit is not None:
-            problems += (note(near_limit),)
+            problems += (near_limit.note,)
         if uploads := uploaded_anew(call.request, call.models):
             self._failures.warn_once(uploads)
             problems += (uploads,)
@@ -253,16 +244,12 @@ class RequestPacker:
 
     async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        prepared = await self._parts.offloader.focus(await self._gather(self._parts.gatherer, call, state))
+        prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, state))
         prepared = await self._parts.recall.rank(prepared)
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
         positions = prepared.source.request.positions
         return await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), positions)
-
-    async def _gather(self, gatherer: Gatherer, call: ModelCall, state: AgentState) -> PreparedCall:
-        prepared = await gatherer.gather(call, state)
-        return prepared.with_source(host=prepared.source.host._replace(arm=self._arm)) if self._arm else prepared
 
     async def _build(self, prepared: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -376,8 +363,8 @@ class RequestPacker:
             policy = self._policy_of(context.agent_name, "", 0).changed(on_invalid="warn", **plain)
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
-            gatherer = Gatherer(SessionRecords(), self._parts.waits)
-            prepared = await self._gather(gatherer, call, AgentState(state.key))
+            gatherer = Gatherer(SessionRecords(), self._parts.waits, arm=self._parts.arm)
+            prepared = await gatherer.gather(call, AgentState(state.key))
             counter = counter_for("")
             pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
             return self._send(prepared._replace(counter=counter.name), pack, state)

@@ -253,13 +253,6 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def note(near: NearLimit) -> str:
-    """The manifest's note on a pack that was made economically. It stays the same while the level does."""
-    unit = {"cost": "US dollars", "total": "tokens"}.get(near.measure, f"{near.measure} tokens")
-    state = "reached" if near.level == 2 else "near"
-    return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
-
-
 def _begun(call: ModelCall, pack: Pack) -> _Call:
     model, layers = call.request.model or "", pack.allocation.layers
     expected = CallUsage(

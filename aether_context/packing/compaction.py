@@ -220,9 +220,8 @@ def _host_conversation(draft: Draft) -> Conversation:
     items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
     # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
     # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
-    fixed = source.usage.uncounted_tokens + sum(counter.tools(request.tools))
-    fixed += sum(counter.count_all(request.other_tools))
-    fixed += counter.system(draft.epoch.system, declares=bool(request.tools or request.other_tools))
+    head = counter.head(draft.epoch.system, request.tools, request.other_tools)
+    fixed = source.usage.uncounted_tokens + sum(head)
     budget = Budget.of(
         source.window,
         slack=source.window - draft.input_budget,

@@ -135,4 +135,5 @@ def _texts(draft: Draft) -> dict[str, int]:
     if media := sum(map(counter.media, draft.request_content.parts)) if draft.request_content is not None else 0:
         sizes["the files beside it"] = media
     sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}
+    tools = draft.tools.sent
+    return sizes | {f"tool {tool.name}": size for tool, size in zip(tools, counter.tools(tools), strict=True)}

@@ -243,10 +243,8 @@ class Draft:
     def needed_tokens(self) -> int:
         """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
         request, counter, raw = self.input.request, self.counter, self.request_content
-        declares = bool(self.tools.sent or request.other_tools)
-        tokens = self.input.usage.uncounted_tokens + counter.system(request.system, declares=declares)
-        tokens += sum(counter.tools(self.tools.sent)) + sum(counter.count_all(request.other_tools))
-        return tokens + (counter.content(raw) if raw is not None else 0)
+        head = counter.head(request.system, self.tools.sent, request.other_tools)
+        return self.input.usage.uncounted_tokens + sum(head) + (counter.content(raw) if raw is not None else 0)
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:

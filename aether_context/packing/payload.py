@@ -28,6 +28,7 @@ from aether_context.pack import (
     AcceptanceItem,
     Candidate,
     Content,
+    Layer,
     Outgoing,
     PackedMessage,
     PackInput,
@@ -482,30 +483,29 @@ def write_payload(draft: Draft) -> None:
         return
     source, scope, counter = draft.input, draft.tools, draft.counter
     request_index = source.request.request_index
-    packed_form, tokens = _message(draft), 0
+    payload_tokens, tokens = draft.payload_tokens, 0
+    packed_form = _message(draft, payload_tokens)
     draft.message = message._replace(packed_form=packed_form, cache_key=cache_key)
     if request_index is not None:
         raw = source.request.contents[request_index]
-        written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
         if packed_form is not None and packed_form.before:
             content, members = packed_message(raw, request_index, packed_form, draft)
-            written = written._replace(
-                content=content, form="payload", tokens=counter.content(content), members=members
-            )
+            written = Outgoing(content, raw, request_index, "payload", counter.content(content), members)
+        else:
+            written = Outgoing(raw, raw, request_index, "whole", counter.content(raw))
         items, request_at = draft.history.items, item_place(draft.history.items, request_index)
         if request_at is not None:
             items = (*items[:request_at], written, *items[request_at + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
-    other_tools = source.request.other_tools
-    system = counter.system(draft.epoch.system, declares=bool(scope.sent or other_tools))
+    system, declarations = counter.head(draft.epoch.system, scope.sent, source.request.other_tools)
     draft.measured = {
         "system": system + source.usage.uncounted_tokens,
-        "task": max(0, tokens - sum(draft.payload_tokens.values())),
-        "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
+        "task": max(0, tokens - sum(payload_tokens.values())),
+        "tools": declarations,
     }
 
 
-def _message(draft: Draft) -> PackedMessage | None:
+def _message(draft: Draft, payload_tokens: Mapping[Layer, int]) -> PackedMessage | None:
     """Packs this invocation's human message; None where it is sent as it is."""
     source, policy, raw, previous = draft.input, draft.policy, draft.request_content, draft.epoch.packed_form
     if raw is None or source.host.passthrough_reason:
@@ -540,7 +540,7 @@ def _message(draft: Draft) -> PackedMessage | None:
         invocation=source.identity.invocation,
         text="",
         split=0,
-        used=draft.payload_tokens,
+        used=payload_tokens,
         place=source.request.positions[source.request.request_index or 0],
         plan=draft.epoch.plan,
         largest=largest,

@@ -199,15 +199,14 @@ def _whole_history_tokens(draft: Draft) -> int:
     source, counter = draft.input, draft.counter
     request = source.request
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
-    system = counter.system(request.system, declares=bool(tools or request.other_tools))
-    declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
+    head = sum(counter.head(request.system, tools, request.other_tools))
 
     def without_reading(contents: Sequence[Content], sizes: Sequence[int]) -> list[int]:
         pairs = zip(contents, sizes, strict=True)
         return [0 if _of_readers(content) else tokens for content, tokens in pairs]
 
     contents = sum(draft.columns.extend("host tokens", without_reading, request.contents, draft.raw_tokens))
-    return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
+    return head + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
 def _of_readers(content: Content) -> bool:

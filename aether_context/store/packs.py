@@ -112,6 +112,13 @@ class PackStore:
         self.files = Files(url, options)
         self._index = IndexWriter()
 
+    @classmethod
+    def of(cls, store: PackStore | str | None) -> PackStore:
+        """The store that is given, else the environment's, else the default one."""
+        if isinstance(store, PackStore):
+            return store
+        return cls(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+
     @property
     def url(self) -> str:
         """The base URL."""

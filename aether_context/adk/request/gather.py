@@ -18,7 +18,7 @@ from aether_context.adk.bounds import Waits, aside, in_thread
 from aether_context.adk.call import Contents, ModelCall, PreparedCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
 from aether_context.adk.request.history import AgentHistory, HistoryRow, first_position, origins_of
-from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
+from aether_context.adk.request.host_request import host_of, host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of, last_unread
 from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
@@ -27,25 +27,21 @@ from aether_context.adk.request.reader import (
     Reader,
     characters,
     is_answer,
-    is_free,
     is_message,
     media_marks,
     structure,
 )
 from aether_context.adk.session import Records, SessionRecords, live_events, load_epoch
 from aether_context.conversation.epoch import live_positions
-from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
     Content,
     Epoch,
-    Host,
     Identity,
     Pack,
     PackedMessage,
     PackInput,
     Previous,
-    Request,
     Search,
     Usage,
     noted,
@@ -57,14 +53,10 @@ from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
-from aether_context.usage.prices import cached_share
 
 _MOST_PLANS, _MOST_UNARCHIVED = 256, 20
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
-_USUAL_CACHED_PRICE = 0.1
-_DAY = 86_400
-"""Seconds."""
 _CONTENT_CHARACTERS = 500
 """What a content is taken to have."""
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
@@ -74,11 +66,12 @@ class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
     ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for, ``files`` those of
-    the store that keeps what hosts do not load any more.
+    the store that keeps what hosts do not load any more, and ``arm`` is the name of the packer's arm.
     """
 
-    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None, arm: str = "") -> None:
         self.reader = Reader()
+        self._arm = arm
         self._files = files
         self._records = records
         self._waits = waits
@@ -195,7 +188,7 @@ class Gatherer:
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
             previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
-            host=_host(call, host.head, records, identity, by_hand),
+            host=host_of(call, host.head, records, identity, by_hand)._replace(arm=self._arm),
             usage=Usage(growth=state.growth[1], offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
@@ -349,8 +342,9 @@ class Gatherer:
 
 def original_text(message: PackedMessage, contents: Contents, frozen: CallContents) -> str:
     """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
-    for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
-        if 0 <= at < len(contents) and contents[at].role == "user":
+    count = len(contents)
+    for at in chain((message.place,), range(count - 1, -1, -1)):
+        if 0 <= at < count and contents[at].role == "user":
             content = frozen[at]
             if content.digest == message.of:
                 return content.text
@@ -361,25 +355,6 @@ def _authors(call: ModelCall, records: Records) -> Authors:
     message = call.context.user_content
     quotes = [*records.user_quotes, *([message] if message is not None and looks_quoted(message) else ())]
     return Authors(records.authors, [content.parts for content in quotes])
-
-
-def _host(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
-    """The host's side of a call, but for what the conversation decides."""
-    config, window = call.request.config, call.window
-    price = cached_share(call.model, int(identity.last_event_time // _DAY))
-    return Host(
-        passthrough_reason=call.passthrough_reason,
-        # A limit counts cached input in full.
-        cached_price=1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4),
-        can_mask="gemini" in call.model and (config is None or config.tool_config is None),
-        can_find=config is not None and is_free(config),
-        can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
-        asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-        window_mark=window.mark,
-        most_window=window.max_tokens,
-        readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
-        planners=tuple(sorted({*call.policy.planners, *records.planners})),
-    )
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
