@@ -16,7 +16,6 @@ from aether_context.adk.bounds import failure
 from aether_context.adk.call import ModelCall, PreviousCall, agent_key_of
 from aether_context.adk.tracing import PackSpan
 from aether_context.errors import BudgetExceededError, PolicyError
-from aether_context.redaction import MaskedLogs, Masker
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
 
@@ -117,12 +116,6 @@ def answer_in_place(code: str, text: str) -> LlmResponse:
     return LlmResponse(
         content=types.Content(role="model", parts=[types.Part(text=text)]), error_code=code, error_message=text
     )
-
-
-def mask_logs(mask: Masker) -> None:
-    """Masks what is logged from now on, where there is something to mask."""
-    if mask and not any(getattr(log_filter, "mask", None) is mask for log_filter in logger.filters):
-        logger.addFilter(MaskedLogs(mask))
 
 
 def stands_back(failures: Failures, context: CallbackContext, request: LlmRequest | None = None) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import threading
 import time
@@ -18,7 +19,7 @@ from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import agent_key_of
 from aether_context.adk.evidence import Offloader
-from aether_context.adk.failures import Failures, OnError, mask_logs
+from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.request.contents import AgentStates
@@ -32,6 +33,7 @@ from aether_context.adk.windows import Windows, room_to_read
 from aether_context.conversation import strategies_of
 from aether_context.errors import PolicyError
 from aether_context.policy import PackPolicy
+from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore
 from aether_context.tokens import Counters, counter_for
 from aether_context.tokens.cache import TokenCache
@@ -80,7 +82,9 @@ class PackerParts:
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
         store = self.recorder.store  # which reads what waits to be written, too
-        mask_logs(policy.mask)
+        logger = logging.getLogger("aether_context")
+        if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
+            logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))

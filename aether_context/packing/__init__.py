@@ -89,6 +89,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
+    draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window
     window = exceeding(draft.needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0

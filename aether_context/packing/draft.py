@@ -161,9 +161,9 @@ class Draft:
 
     Args:
         columns: what earlier calls derived of the conversation's contents.
+        raw_tokens: tokens of each content as the host gave it.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
         past_end: the index before which contents belong to turns of the model that are over.
-        raw_tokens: tokens of each content as the host gave it.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -175,11 +175,11 @@ class Draft:
     policy: PackPolicy
     counter: PackCounter
     columns: DerivedColumns
+    raw_tokens: tuple[int, ...] = field(init=False)
     at_cut: bool = False
     past_end: int = 0
     tools: ToolSelection = field(init=False)
     epoch: EpochState = field(init=False)
-    raw_tokens: tuple[int, ...] = field(init=False)
     history: History = field(init=False)
     rankings: Rankings = field(default_factory=Rankings)
     selected: SelectedCandidates = field(default_factory=SelectedCandidates)
@@ -242,9 +242,10 @@ class Draft:
     @property
     def needed_tokens(self) -> int:
         """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
-        request, counter, raw = self.input.request, self.counter, self.request_content
-        head = counter.head(request.system, self.tools.sent, request.other_tools)
-        return self.input.usage.uncounted_tokens + sum(head) + (counter.content(raw) if raw is not None else 0)
+        request = self.input.request
+        head = self.counter.head(request.system, self.tools.sent, request.other_tools)
+        tokens = self.raw_tokens[request.request_index] if request.request_index is not None else 0
+        return self.input.usage.uncounted_tokens + sum(head) + tokens
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:

@@ -133,7 +133,6 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
         return [Outgoing(raw, raw, index, "whole", tokens) for raw, index, tokens in zip(*new, strict=True)]
 
     # Nearly all are sent as they are. Of the others the epoch names most.
-    draft.raw_tokens = counter.column(draft.columns, "raw", raws)
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
     changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
     if planners:
@@ -317,7 +316,7 @@ def _still_packed(draft: Draft, messages: Mapping[int, PackedMessage]) -> Sequen
     if not staying or len(staying) < len(messages):
         return staying
     latest, request_index = staying[-1], len(contents) if request.request_index is None else request.request_index
-    tokens = draft.counter.column(draft.columns, "raw", contents)
+    tokens = draft.raw_tokens
     packed_content = payload.packed_message(contents[latest], latest, messages[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)

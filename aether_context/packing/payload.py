@@ -492,7 +492,7 @@ def write_payload(draft: Draft) -> None:
             content, members = packed_message(raw, request_index, packed_form, draft)
             written = Outgoing(content, raw, request_index, "payload", counter.content(content), members)
         else:
-            written = Outgoing(raw, raw, request_index, "whole", counter.content(raw))
+            written = Outgoing(raw, raw, request_index, "whole", draft.raw_tokens[request_index])
         items, request_at = draft.history.items, item_place(draft.history.items, request_index)
         if request_at is not None:
             items = (*items[:request_at], written, *items[request_at + 1 :])

@@ -314,12 +314,11 @@ def _first_words(request: Request) -> str:
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
     """An epoch as manifests hold it, with hashes in the place of its texts; and the texts by their hashes."""
-    hashes = [hash_text(message.text) for message in epoch.payloads]
-    payloads = tuple(replace(message, text=digest) for message, digest in zip(epoch.payloads, hashes, strict=True))
-    summary = hash_text(epoch.summary) if epoch.summary or hashes else ""
-    by_hash = {digest: message.text for digest, message in zip(hashes, epoch.payloads, strict=True)}
-    by_hash |= {summary: epoch.summary} if summary else {}
-    return replace(epoch, summary=summary if epoch.summary else "", payloads=payloads), by_hash
+    texts = [message.text for message in epoch.payloads]
+    digests = {text: hash_text(text) for text in (*texts, epoch.summary) if text or texts}
+    payloads = tuple(replace(message, text=digests[message.text]) for message in epoch.payloads)
+    summary = digests[epoch.summary] if epoch.summary else ""
+    return replace(epoch, summary=summary, payloads=payloads), {digest: text for text, digest in digests.items()}
 
 
 def stage_hashes(pack: Pack, checksum: str) -> dict[str, str]:

@@ -105,10 +105,10 @@ class PackCounter:
             return DerivedColumns()
         return self._cache.columns.get_or_put((self._scope, conversation), lambda _: DerivedColumns())
 
-    def column(self, columns: DerivedColumns, name: Hashable, contents: tuple[Content, ...]) -> tuple[int, ...]:
+    def column(self, columns: DerivedColumns, contents: tuple[Content, ...]) -> tuple[int, ...]:
         """Tokens of many contents as `contents` counts them, in a column."""
-        tokens = columns.extend((name, "tokens"), self.contents, contents)
-        keys = columns.extend((name, "key"), lambda new: [short(content.digest, 16) for content in new], contents)
+        tokens = columns.extend("tokens", self.contents, contents)
+        keys = columns.extend("key", lambda new: [short(content.digest, 16) for content in new], contents)
         self.counts.update(zip(keys, tokens, strict=True))
         return tokens
 

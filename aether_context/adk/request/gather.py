@@ -175,6 +175,7 @@ class Gatherer:
         by_hand = session_note(call.state, CUT, identity.session)
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
         config = call.request.config
+        output_limit = config.max_output_tokens if config is not None else None
         # How a session grew before an invocation is the same at each of its calls.
         if rows or state.growth[0] != identity.invocation:
             state.growth = (identity.invocation, _growth(events, rows, identity))
@@ -183,7 +184,7 @@ class Gatherer:
             request=host.head._replace(rewritten=rewritten),
             window=call.window.tokens,
             # The limit of the answer counts where that shares the window with the request.
-            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+            output_tokens=output_limit if output_limit is not None and shares_window(model) else None,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
