@@ -178,10 +178,10 @@ class Windows:
         """The limits learned of models for a session, and for all of them, by what stands for each."""
         saved, keys, limits = _saved_refusals(state), _keys_of(models), dict[str, list[int]]()
         in_process = [(self._sessions.get((session, key)), self._users.get(key) or {}) for key in keys]
-        for key, (own, of_users) in zip(keys, in_process, strict=True):
+        for key, (refusal, of_users) in zip(keys, in_process, strict=True):
             users = sorted(learned.now or 0 for learned in of_users.values())
-            own_limits = [refusal.now for refusal in (own, saved.get(key)) if refusal is not None]
-            limits[key] = [*users[1:2], *(limit for limit in own_limits if limit is not None)]
+            of_session = [learned.now for learned in (refusal, saved.get(key)) if learned is not None]
+            limits[key] = [*users[1:2], *(limit for limit in of_session if limit is not None)]
         return limits
 
 
