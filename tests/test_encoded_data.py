@@ -22,8 +22,7 @@ from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, call, faults, grow
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk.evidence import _MOST_MEDIA
-from aether_context.evidence.media import media_in
+from aether_context.evidence.media import _MOST_MEDIA, media_in
 from aether_context.store.verification import verify
 
 RANDOM = random.Random(7)

@@ -20,6 +20,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from aether_context.canonical import Path, hash_bytes, replaced
 from aether_context.evidence.record import READ, EvidenceRecord, evidence_uri, size_words
 from aether_context.evidence.show import is_text
+from aether_context.redaction import Masker
 from aether_context.text.json_lines import compact_json
 from aether_context.tokens.media import sniffed
 
@@ -27,6 +28,9 @@ _TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
 _TYPE_KEYS = ("mimeType", "mime_type", "mimetype", "mediaType", "media_type")
 _LEAST = 60
 _DEEPEST = 50
+_NO_TEXT = re.compile(
+    r"(?:image/(?!svg)|audio/|video/|font/|application/(?:pdf|zip|gzip|x-tar|ogg|msword|vnd\.))", re.IGNORECASE
+)
 _SHOWN = re.compile(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
 
 _ENCODED = re.compile(
@@ -71,6 +75,9 @@ _LEAST_NUMBERS, _LEAST_VECTOR, _VECTOR_STEP = 100, 256, 64
 measurements are not."""
 _LEAST_BYTES, _LEAST_VALUES = 1_000, 200
 """Bytes of the shortest list without a signature, and how many different ones it holds: ages and counts hold fewer."""
+
+_MOST_MEDIA = 64
+"""Written data of one result that gets addresses, the largest: their records take 25 KB of the session's state."""
 
 
 class Medium(NamedTuple):
@@ -119,6 +126,39 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
             yield Medium(data=decoded, media_type=typed(media_type, decoded), path=path, written=value)
         else:
             yield from _inside(value, path)
+
+
+def clear_media(response: Mapping[str, Any], mask: Masker) -> list[Medium]:
+    """The media that a response holds, but for secrets, which redaction masks where they stand; the largest, where they
+    are very many."""
+    media = list(media_in(response))
+    if mask:
+        clear = {medium.data for medium in media_in(mask.json(response))}
+        media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
+    lengths = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
+    return [medium for medium in media if len(medium.written) >= lengths[-1]]
+
+
+def masked(medium: Medium, mask: Masker) -> Medium:
+    """A medium as the store keeps it: masked where it is text."""
+    if not mask or not is_text(medium.media_type):
+        return medium
+    with suppress(UnicodeDecodeError):
+        text = mask(medium.data.decode("utf-8", "surrogatepass"))
+        medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
+    return medium
+
+
+def is_clear(medium: Medium, mask: Masker) -> bool:
+    """Tells whether nothing of a medium is to be masked: of pictures, sound and the like, and of a text that says so;
+    not of what cannot be decoded."""
+    if not mask or _NO_TEXT.match(medium.media_type):
+        return True
+    try:
+        text = medium.data.replace(b"\0", b"").decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return mask(text) == text
 
 
 def typed(media_type: object, data: bytes) -> str:
