@@ -102,7 +102,7 @@ class Offloader:
         self._always = frozenset(name for name in rules if rules[name] == "always")
         self._never = frozenset(name for name in rules if rules[name] in ("never", "instructs"))
         self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
-        self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(2_048)
+        self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
         self._summaries: SharedLRU[object, str] = SharedLRU(2_048)

@@ -209,9 +209,10 @@ def summarize(
     for index in dict.fromkeys((*islice(first, 1), *ranked)):
         if remaining <= 0:
             break
-        # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it.
+        # Beside others only whole messages find little room. A word is at least a token, so that splitting shows it;
+        # two are before each message, and a token ends it.
         whole = texts[index] if by_people[index] else texts[index][:_AGENT_CHARACTERS]
-        too_long = picks and remaining < quoted and len(whole.split(None, remaining)) > remaining
+        too_long = picks and remaining < quoted and len(whole.split(None, remaining)) > remaining - 3
         if too_long or is_beside(index):
             continue
         if (cost := counter.count(text := bullet(index)) + 1) <= remaining:

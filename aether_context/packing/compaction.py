@@ -155,7 +155,8 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         draft.account = account._replace(acts=(*account.acts, effect.act))
         new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
         blank = [at for at, form in new.items() if form.form == "placeholder"]
-        cut_at = [at for at, form in decision.forms.items() if form.form == "extract" or at in new.keys() - blank]
+        shortened = new.keys() - blank
+        cut_at = [at for at, form in decision.forms.items() if form.form == "extract" or at in shortened]
         stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", cut_at))
         for stage, affected in stages:
             if affected or (stage == "cut" and cuts):

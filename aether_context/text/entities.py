@@ -72,7 +72,8 @@ _SEPARATED = re.compile(r"[,;:] |\n")
 _TITLED = re.compile(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
 """A name before the bracket with the id of its record."""
 _KEY_BEFORE = re.compile(r"([^\W\d][\w-]{0,40})[\"']?\s?[:=]\s?[\"']?$")
-"""A key that ends where its value begins."""
+_KEY_END = frozenset(":=")
+"""A key that ends where its value begins; one of these is among the last three characters."""
 
 
 def entity_table(
@@ -352,7 +353,9 @@ def _entities_with_context(text: str, record: str, in_records: bool) -> Iterator
             elif match["key"]:
                 yield f"{nearest or label or record} {entity}".lstrip()
             elif not is_number(entity.lstrip("~=")):
-                key_match = _KEY_BEFORE.search(line, max(0, match.start() - 50), match.start()) if in_records else None
+                start = match.start()
+                has_key = in_records and not _KEY_END.isdisjoint(line[max(0, start - 3) : start])
+                key_match = _KEY_BEFORE.search(line, max(0, start - 50), start) if has_key else None
                 own_key = key_match[1] if key_match is not None else ""
                 if entity:
                     yield f"{owner} {own_key}: {entity}" if own_key and owner not in ("", entity) else entity

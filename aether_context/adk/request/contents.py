@@ -17,12 +17,11 @@ from pydantic import BaseModel
 
 from aether_context.adk.call import AgentKey, Contents, PreviousCall
 from aether_context.adk.request.history import AgentHistory
-from aether_context.adk.request.reader import Reader, key_of
+from aether_context.adk.request.reader import Reader, key_of, usual_fields
 from aether_context.adk.second_try import FirstTry
 from aether_context.pack import Content
 from aether_context.tokens.counters import SharedLRU
 
-_TEXT, _CALL, _RESPONSE = {"text"}, {"function_call"}, {"function_response"}
 _DEEPEST = 100
 _MOST_AGENTS = 512
 _MOST_CONTENTS = 200_000
@@ -219,16 +218,9 @@ def _is_same(content: types.Content, snapshot: _Snapshot) -> bool:
 
 def _fields(content: types.Content) -> list[Any]:
     """The fields of a content; of the usual one part only those that are set."""
+    if (fields := usual_fields(content)) is not None:
+        return fields
     parts = content.parts or ()
-    if len(parts) == 1:
-        part = parts[0]
-        fields = part.__pydantic_fields_set__
-        if fields == _TEXT:
-            return [content.role, part.text]
-        if fields == _CALL and (call := part.function_call) is not None:
-            return [content.role, "call", *call.__dict__.values()]
-        if fields == _RESPONSE and (response := part.function_response) is not None:
-            return [content.role, "response", *response.__dict__.values()]
     flat: list[Any] = [content.role, len(parts), "parts"]
     for part in parts:
         flat += part.__dict__.values()

@@ -280,7 +280,7 @@ class Gatherer:
         history, records = self.history(state), self._records.of(call.context)
         events = tuple(records.live(call.context.session.events)[0])
         history.newest = id(prepared.history.loaded)
-        later(partial(history.save, prepared.history, events, end, call.policy.mask))
+        later(partial(history.save, prepared.history, events, end, call.policy.mask, call.model))
 
     def cutoff(self, prepared: PreparedCall, pack: Pack, state: AgentState) -> str:
         """The id of the last event that the model does not read, empty where it reads all of them."""

@@ -18,6 +18,7 @@ from aether_context.adk.request.reader import (
     Reader,
     characters,
     is_answer,
+    key_hash,
     key_of,
     media_marks,
     without_client_ids,
@@ -113,11 +114,11 @@ class AgentHistory:
             if words and any(part.inline_data or part.file_data for part in content.parts or ()):
                 words = " ".join([words, *media_marks(self._reader.content(content, "")).values()])
             sizes = len(_words(_texts(content))), characters(content), characters(content, written=True)
-            self.rows.append(HistoryRow(hash(key_of(content)), words, origin, sizes))
+            self.rows.append(HistoryRow(key_hash(content), words, origin, sizes))
 
     def _is(self, at: int, content: types.Content) -> bool:
         """Tells whether a row is of a content, which is then known by its key."""
-        row, key = self.rows[at], hash(key_of(content))
+        row, key = self.rows[at], key_hash(content)
         if row and row.key == 0 and row.digest == self.digest_of(content):
             row = self.rows[at] = row._replace(key=key)
         return row is not None and row.key == key
@@ -180,8 +181,8 @@ class AgentHistory:
             self._asked = max(self._asked, stop)
             self.live = {**live, **self.live}
 
-    def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker) -> None:
-        """Writes what the store does not hold yet of the contents before ``end``.
+    def save(self, contents: Contents, events: Sequence[Event], end: int, mask: Masker, model: str) -> None:
+        """Writes what the store does not hold yet of the contents before ``end``, which were read for a model.
 
         Raises:
             StoreError: it could not be written.
@@ -199,7 +200,7 @@ class AgentHistory:
         if unsaved is None and not any(map(_changes_earlier, events)):
             start = max(start, self._files.end())
         unsaved_rows = [(at, rows[at]) for at in range(start, end) if at >= contents.first or at in contents.earlier]
-        new = {at: self._stored(at, contents[at], row, mask) for at, row in unsaved_rows if row}
+        new = {at: self._stored(at, contents[at], row, mask, model) for at, row in unsaved_rows if row}
         if new:
             self._files.add(new)
         with self.lock:
@@ -209,10 +210,10 @@ class AgentHistory:
                     self.rows[at] = row._replace(digest=new[at]["digest"])
             self._unsaved = end if self._unsaved == unsaved else self._unsaved
 
-    def _stored(self, at: int, content: types.Content, row: HistoryRow, mask: Masker) -> Stored:
+    def _stored(self, at: int, content: types.Content, row: HistoryRow, mask: Masker, model: str) -> Stored:
         """A content as the store keeps it: masked, and a note in the place of media."""
         parts: list[dict[str, Any]]
-        frozen = self._reader.content(content, "")
+        frozen = self._reader.content(content, model)
         try:
             parts = content.model_dump(mode="json", exclude_none=True).get("parts") or []
         except Exception:  # a tool may give what is no JSON

@@ -31,7 +31,7 @@ from aether_context.tokens.media import image_size, pdf_pages
 
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
-_ONLY_TEXT = {"text"}
+_ONLY_TEXT, _ONLY_CALL, _ONLY_RESPONSE = {"text"}, {"function_call"}, {"function_response"}
 _RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
 
 
@@ -263,13 +263,37 @@ def stored(response: Mapping[str, Any]) -> Mapping[str, Any]:
 def key_of(content: types.Content) -> tuple[object, ...]:
     """A key that differs from another content's wherever the two would be sent otherwise."""
     # A part that is only text needs no detours: strings hash once and stay hashed.
-    return (
-        content.role,
-        *[
-            part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
-            for part in content.parts or ()
-        ],
-    )
+    parts = [
+        part.__dict__["text"] if part.__pydantic_fields_set__ == _ONLY_TEXT else structure(part)
+        for part in content.parts or ()
+    ]
+    return content.role, *parts
+
+
+def key_hash(content: types.Content) -> int:
+    """A hash of `key_of`'s kind, which takes a third of the time and keeps no text."""
+    fields = usual_fields(content)
+    if fields is None:
+        return hash(key_of(content))
+    try:
+        return hash(tuple([marshal.dumps(field, 0) if type(field) is dict else field for field in fields]))
+    except (TypeError, ValueError):  # it holds a list, or what is not plain
+        return hash(key_of(content))
+
+
+def usual_fields(content: types.Content) -> list[Any] | None:
+    """The fields of a content of one part that is only text, a call or a response; None for any other."""
+    if content.parts is None or len(content.parts) != 1:
+        return None
+    part = content.parts[0]
+    names = part.__pydantic_fields_set__
+    if names == _ONLY_TEXT:
+        return [content.role, part.text]
+    if names == _ONLY_CALL and (call := part.function_call) is not None:
+        return [content.role, "call", *call.__dict__.values()]
+    if names == _ONLY_RESPONSE and (response := part.function_response) is not None:
+        return [content.role, "response", *response.__dict__.values()]
+    return None
 
 
 def structure(value: object, depth: int = 0) -> object:

@@ -73,11 +73,11 @@ class Recall:
         contents = prepared.history
         history = history if prepared.stable_end else AgentHistory(self._reader)
         end = source.request.positions[asked_at]
-        events = live_events(call.context.session.events)[0]
+        events = tuple(call.context.session.events)
 
         def read_turns() -> tuple[int, list[Entry], list[HistoryRow | None]]:
             with history.lock:
-                history.take(contents, events, end)
+                history.take(contents, live_events(events)[0], end)
                 room = room_for_turns(*history.sizes(end), source, max_tokens)
                 entries = history.turns(end, call.policy.mask) if room else []
                 if call.policy.sees == "own":
