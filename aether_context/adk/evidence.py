@@ -111,8 +111,7 @@ class Offloader:
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
-        unread = unread_results(call)
-        if not unread:
+        if not (unread := unread_results(call)):
             put_records(call.context, (), self._records)
             return ()
         settings = self._limits(call.window.tokens)

@@ -100,12 +100,20 @@ class Windows:
     ) -> tuple[Window, RequestLimits]:
         """The window of an agent's request, and its limits beside tokens: the smallest where several models may be
         asked."""
-        learned = self._learned(models, state, session)
-        windows = [_window(served_model, policy, learned) for served_model in models]
+        saved = _saved_refusals(state)
+        windows = [self._window(served_model, policy, saved, session) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
         least_grown = min(max(window.tokens, window.max_tokens) for window in windows)
         window = smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
-        return window, _limits(models, learned)
+        return window, self._limits(models, saved, session)
+
+    def _limits(self, models: Sequence[ServedModel], saved: Mapping[str, Learned], session: _Session) -> RequestLimits:
+        def smallest(kind: str) -> int | None:
+            limits = [getattr(request_limits(option.name), kind) for option in models]
+            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", saved, session)]
+            return min((limit for limit in limits if limit is not None), default=None)
+
+        return RequestLimits(*map(smallest, _OTHER_LIMITS))
 
     def learn(
         self, context: CallbackContext, pack: Pack, policy: PackPolicy, refused: Overflow, name: str | None, again: bool
@@ -120,12 +128,11 @@ class Windows:
             name: that of the model that refused, where several may have been asked.
             again: whether the pack was that of a second try.
         """
-        source, state, kind = pack.source, context.state, refused.kind
+        source, state, kind, saved = pack.source, context.state, refused.kind, _saved_refusals(context.state)
         candidates = served_models(context.get_invocation_context().agent, source.request.model)
         served_model = next((candidate for candidate in candidates if candidate.name == name), candidates[0])
         identity = source.identity
         session = (identity.app, identity.user, identity.session)
-        learned_limits = self._learned(candidates, state, session)
         sizes = dict(zip(_OTHER_LIMITS, sent_sizes(source.request, source.host.unseen), strict=True))
         if not sizes.get(kind, 1):  # pages that no count shows, or what is too large is a text
             kind, refused = "media" if sizes["media"] else "tokens", refused._replace(limit=None)
@@ -134,15 +141,15 @@ class Windows:
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         reached = (refused.sent_tokens or 0) > (refused.limit or 0) or size * _MARGIN >= limit
         if kind == "tokens":
-            window = _window(served_model, policy, learned_limits)
+            window = self._window(served_model, policy, saved, session)
             current_limit = max(window.tokens, window.max_tokens)
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
-            current_limit = getattr(_limits(candidates, learned_limits), kind) or size + 1
+            current_limit = getattr(self._limits(candidates, saved, session), kind) or size + 1
             limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
         key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
-        earlier_refusal = self._sessions.get((session, key)) or _saved_refusals(state).get(key)
+        earlier_refusal = self._sessions.get((session, key)) or saved.get(key)
         if (refused.is_echo or not reached) and (earlier_refusal is None or again):
             if not again:
                 self._put(session, key, Learned(None, time.time()), state)
@@ -162,7 +169,8 @@ class Windows:
 
     def keep(self, models: Sequence[ServedModel], state: State, session: _Session) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
-        for key in _keys_of(models):
+        keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
+        for key in (*(served_model.key for served_model in models), *keys):
             learned = self._sessions.get((session, key))
             if learned is not None and _saved_refusals(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)
@@ -172,44 +180,24 @@ class Windows:
         other_items = [item for item in _saved_refusals(state).items() if item[0] != key]
         state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
-    def _learned(
-        self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: _Session
-    ) -> dict[str, list[int]]:
-        """The limits learned of models for a session, and for all of them, by what stands for each."""
-        saved, keys, limits = _saved_refusals(state), _keys_of(models), dict[str, list[int]]()
-        in_process = [(self._sessions.get((session, key)), self._users.get(key) or {}) for key in keys]
-        for key, (refusal, of_users) in zip(keys, in_process, strict=True):
-            users = sorted(learned.now or 0 for learned in of_users.values())
-            of_session = [learned.now for learned in (refusal, saved.get(key)) if learned is not None]
-            limits[key] = [*users[1:2], *(limit for limit in of_session if limit is not None)]
-        return limits
+    def _learned(self, key: str, saved: Mapping[str, Learned], session: _Session) -> list[int]:
+        """The limits learned of a model for a session, and for all of them."""
+        own_refusals = (self._sessions.get((session, key)), saved.get(key))
+        users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
+        return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
 
-
-def _keys_of(models: Sequence[ServedModel]) -> list[str]:
-    """The keys of the limits of models: of their windows, then of what else is limited, by its kind."""
-    keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
-    return [*(served_model.key for served_model in models), *keys]
-
-
-def _window(model: ServedModel, policy: PackPolicy, learned: Mapping[str, list[int]]) -> Window:
-    stated = policy.window_of(model.name) or model.context_tokens
-    nominal_window = stated or model_window(model.name)
-    limit = min([nominal_window, *learned[model.key]])
-    working = limit if stated or policy.takes_all(model.name) else min(limit, working_window(model.name))
-    if working < limit:
-        return Window(working, "default", limit)
-    if limit < nominal_window:
-        return Window(limit, "learned")
-    return Window(limit, "" if stated or known_window(model.name) is not None else "assumed")
-
-
-def _limits(models: Sequence[ServedModel], learned: Mapping[str, list[int]]) -> RequestLimits:
-    def smallest(kind: str) -> int | None:
-        limits = [getattr(request_limits(served_model.name), kind) for served_model in models]
-        limits += [limit for served_model in models for limit in learned[f"{served_model.key} {kind}"]]
-        return min((limit for limit in limits if limit is not None), default=None)
-
-    return RequestLimits(*map(smallest, _OTHER_LIMITS))
+    def _window(
+        self, model: ServedModel, policy: PackPolicy, saved: Mapping[str, Learned], session: _Session
+    ) -> Window:
+        stated = policy.window_of(model.name) or model.context_tokens
+        nominal_window = stated or model_window(model.name)
+        limit = min([nominal_window, *self._learned(model.key, saved, session)])
+        working = limit if stated or policy.takes_all(model.name) else min(limit, working_window(model.name))
+        if working < limit:
+            return Window(working, "default", limit)
+        if limit < nominal_window:
+            return Window(limit, "learned")
+        return Window(limit, "" if stated or known_window(model.name) is not None else "assumed")
 
 
 READ_TOKENS = 2_000

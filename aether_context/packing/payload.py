@@ -482,8 +482,7 @@ def write_payload(draft: Draft) -> None:
     if message.cache_key == cache_key:
         return
     source, scope, counter = draft.input, draft.tools, draft.counter
-    request_index = source.request.request_index
-    payload_tokens, tokens = draft.payload_tokens, 0
+    request_index, payload_tokens, tokens = source.request.request_index, draft.payload_tokens, 0
     packed_form = _message(draft, payload_tokens)
     draft.message = message._replace(packed_form=packed_form, cache_key=cache_key)
     if request_index is not None:

@@ -30,8 +30,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
-    request_index = source.request.request_index
-    if request_index is None:
+    if (request_index := source.request.request_index) is None:
         draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)

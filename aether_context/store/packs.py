@@ -115,9 +115,8 @@ class PackStore:
     @classmethod
     def of(cls, store: PackStore | str | None) -> PackStore:
         """The store that is given, else the environment's, else the default one."""
-        if isinstance(store, PackStore):
-            return store
-        return cls(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+        url = os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE
+        return store if isinstance(store, PackStore) else cls(store or url)
 
     @property
     def url(self) -> str:

@@ -48,8 +48,7 @@ async def active_instructions(
     Args:
         contents: what the host loads of the agent's history.
     """
-    tools = {} if call.passthrough_reason else instructing_tools(call.request, call.policy)
-    if not tools:
+    if call.passthrough_reason or not (tools := instructing_tools(call.request, call.policy)):
         return ()
     named = [content for content in contents if _uses(content, tools)]
     loaded: dict[str, Candidate] = {}
