@@ -111,8 +111,15 @@ def canonical_object(members: Mapping[str, str]) -> str:
     return "{" + ",".join(f"{canonical_json(name)}:{members[name]}" for name in sorted(members)) + "}"
 
 
+def is_writable(number: int) -> bool:
+    """Tells whether Python writes an integer in decimal digits: it refuses above 4,300."""
+    return number.bit_length() < 14_000
+
+
 def plain(value: object) -> JSON:
     """The nearest JSON value: what JSON cannot hold (NaN, bytes, objects, keys that are not strings) becomes text."""
+    if isinstance(value, int) and not is_writable(value):
+        return hex(value)
     if value is None or isinstance(value, (str, bool, int)):
         return value
     if isinstance(value, float):

@@ -20,6 +20,7 @@ from scripted import Chat, Failure, Scripted, call, results, state_of
 from aether_context import PackPolicy
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
+from aether_context.evidence.offload import offload
 
 ROWS = [f"2025-01-01 10:{at // 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(120)]
 ROWS[70] = "2025-01-01 10:01:10 INFO the retention period is 41 days"
@@ -330,3 +331,34 @@ def test_what_was_rewound_is_in_no_store() -> None:
     talk.say("read the other")
     (record,) = records(talk)
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("b")
+
+
+def test_what_is_shown_of_very_many_results_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
+    offloads: list[str] = []
+
+    def offload_noted(response: Any, tool: str, *rest: Any, **settings: Any) -> Any:
+        offloads.append(tool)
+        return offload(response, tool, *rest, **settings)
+
+    monkeypatch.setattr("aether_context.adk.evidence.offload", offload_noted)
+    talk = chat(["yes"] * 4, policy=PackPolicy(max_input_tokens=16_000, offload={"extract_tokens": 400}))
+    talk.say("hello")
+
+    async def fill(begin: int) -> None:
+        session = await talk.held()
+        for at in range(begin, begin + 280):
+            result = {"result": f"{at}\n" + "\n".join(ROWS[at % 20 : at % 20 + 20])}
+            asked = types.FunctionCall(name="read_log", args={"name": str(at)}, id=f"c{at}")
+            answer = types.FunctionResponse(name="read_log", response=result, id=f"c{at}")
+            for role, part in (("model", {"function_call": asked}), ("user", {"function_response": answer})):
+                content = types.Content(role=role, parts=[types.Part(**part)])
+                await talk.sessions.append_event(session, Event(author="clerk", invocation_id="i", content=content))
+
+    for begin in (0, 280):  # a call looks at the latest 500 that are new
+        asyncio.run(fill(begin))
+        talk.say(f"from {begin}")
+    assert len(offloads) == 560
+    offloads.clear()
+    talk.say("and now?")
+    assert offloads == []
+    assert "artifact" in shown(talk)

@@ -22,6 +22,7 @@ from aether_context.adk.request.reader import Reader
 from aether_context.conversation.quotes import BEGIN, END, OPENING
 from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.reading.why import why
+from aether_context.store.verification import verify
 from aether_context.text.entities import HISTORY
 
 
@@ -119,6 +120,31 @@ def test_what_the_host_does_not_load_is_read_from_the_store():
     chat.llm.script[:] = [call("read_artifact", uri=HISTORY, start_line=-6), "Read."]
     chat.say("And the end?", recent_events=8)
     assert "And my boat?" in found(chat, "read_artifact")
+
+
+def test_a_deleted_sessions_words_do_not_come_back_to_one_of_the_same_id():
+    """The host loads a part of the events, and a new process knows of a session what the store holds."""
+    chat = Chat(tools=[weigh], policy=small(8_000))
+
+    def play(thing: str) -> None:
+        for at in range(8):
+            chat.llm.script[:] = [call("weigh", item=f"{thing} {at}"), "It is heavy."]
+            chat.say(f"My {thing} is number {at}.", recent_events=6)
+
+    play("kayak")
+    before = len(chat.sent)
+    asyncio.run(chat.sessions.delete_session(app_name=chat.app_name, user_id=chat.user, session_id=chat.session))
+    chat.begun.clear()
+    chat.restart()
+    play("tent")
+    chat.restart()
+    chat.llm.script[:] = [search("My tent is number 0."), search("kayak"), "Found."]
+    chat.say("And what is mine?", recent_events=6)
+    assert "kayak" not in found(chat)
+    assert "number 0" in str(chat.sent[-2].answers("search_artifact"))
+    assert not any("My kayak" in sent.text for sent in chat.sent[before:])
+    assert all(f"My tent is number {at}." in chat.sent[-1].text for at in range(8))
+    assert verify(chat.store, replays=True).faults == {}
 
 
 def test_the_past_is_this_sessions_and_masked_as_it_is_recorded():

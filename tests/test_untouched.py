@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import math
 import re
 from collections.abc import Mapping
 from typing import Any
@@ -64,6 +65,28 @@ class HologramPart(types.Part):
     """A part of a kind that does not exist yet."""
 
     hologram: dict[str, Any] | None = None
+
+
+class Estimating(Scripted):
+    """Reports a usage that it does not read off the request, since Python does not write some."""
+
+    def reported(self, llm_request: LlmRequest) -> int:
+        return 100
+
+
+@pytest.mark.parametrize("recent", [None, 4])
+def test_an_integer_that_python_does_not_write_is_sent_as_it_came(recent: int | None) -> None:
+    def factorial(number: int) -> dict[str, Any]:
+        """Computes a factorial."""
+        return {"value": math.factorial(number), "digits": [-math.factorial(number)]}
+
+    model = Estimating(script=[call("factorial", number=2_000), "It is large."], sent=[])
+    agent = LlmAgent(name="clerk", model=model, tools=[factorial])
+    chat = Chat(agent=agent, policy=small(60_000))
+    chat.say("What is 2000!?", *(f"question {at} " * 40 for at in range(6)), recent_events=recent)
+    assert chat.sent[1].answers("factorial")[0]["value"] == math.factorial(2_000)
+    assert len(chat.manifests()) == len(chat.sent)
+    chat.replays()
 
 
 def test_a_part_of_a_kind_that_does_not_exist_yet_passes() -> None:

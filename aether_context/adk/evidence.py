@@ -68,6 +68,10 @@ _MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
+_MOST_SHOWN = 10_000
+"""Results of all sessions whose extracts are remembered, 2 KB each: to make one takes 5 ms, and each call shows all of
+its session's."""
+
 _OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"
 
 _Evidence: TypeAlias = list[tuple[EvidenceRecord, bytes]]
@@ -101,7 +105,7 @@ class Offloader:
         rules = policy.offload.tools
         self._always = frozenset(name for name in rules if rules[name] == "always")
         self._never = frozenset(name for name in rules if rules[name] in ("never", "instructs"))
-        self._shown: SharedLRU[object, StoredResult] = SharedLRU(512)
+        self._shown: SharedLRU[object, StoredResult] = SharedLRU(_MOST_SHOWN)
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
@@ -197,7 +201,7 @@ class Offloader:
                     summary = await aside(len(stored.data), partial(summary_of, stored.data, self._counter, query))
                 record = stored.record.model_copy(update={**origin, "query": query, "summary": summary})
                 evidence.append((record, stored.data))
-                self._shown.put((result.tool, structure(content), query, window), stored)
+                self._remember((result.tool, structure(content), query, window), stored)
         return evidence
 
     def _record(
@@ -462,6 +466,11 @@ class Offloader:
 
         return prepared.with_source(candidates=tuple(map(focused, source.candidates)))
 
+    def _remember(self, key: object, stored: StoredResult) -> None:
+        """Remembers what is shown of a result, without the result itself."""
+        response = {} if stored.record.form == "verbatim" else stored.response
+        self._shown.put(key, stored._replace(response=response, data=b""))
+
     def _extract(self, tool: str, response: Mapping[str, Any], known_results: _Results) -> Mapping[str, Any] | None:
         """Finds the extract that is shown of a response; None where the response itself is sent."""
         content = as_json(response)
@@ -477,13 +486,14 @@ class Offloader:
         if stored is None:
             limits = self._limits(record.window)
             stored = offload(self._mask.json(content), tool, limits, counter=self._counter, query=record.query)
-            self._shown.put(key, stored)
+            self._remember(key, stored)
         if stored.record.form == "verbatim":
             if record.form != "verbatim":
                 return None
             return superseding({**response, free_key(response, CITE_KEY): record.uri}, known_results.earlier(record))
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
-        known_results.saved_tokens += max(0, stored.record.tokens * size // len(stored.data) - stored.shown_tokens)
+        tokens = stored.record.tokens * size // stored.record.size_bytes
+        known_results.saved_tokens += max(0, tokens - stored.shown_tokens)
         return superseding(stored.response, known_results.earlier(record))
 
 

@@ -22,7 +22,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import agent_key_of
-from aether_context.adk.request.gather import REWOUND, session_note
+from aether_context.adk.request.gather import REWOUND, session_note, turns_begin
 from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events
@@ -55,7 +55,8 @@ class _Turn(NamedTuple):
 async def past_events(context: ToolContext) -> Sequence[Event]:
     """The loaded events, but all of them where the history was rewritten, since the store's turns begin anew there."""
     session, invocation = context.session, context.get_invocation_context()
-    if _loads_all(context) or not _last_rewind(context):
+    note = session_note(session.state, REWOUND, session.id)
+    if _loads_all(context) or not note or "is_first" in note:
         return session.events
     load = partial(invocation.session_service.get_session, app_name=session.app_name)
     try:
@@ -95,11 +96,6 @@ def _loads_all(context: ToolContext) -> bool:
     return getattr(context.get_invocation_context().run_config, "get_session_config", None) is None
 
 
-def _last_rewind(context: ToolContext) -> str:
-    """The id of the session's last rewind or compaction, as its state notes it; empty for none."""
-    return str(session_note(context.session.state, REWOUND, context.session.id).get("event") or "")
-
-
 def _loaded(context: ToolContext, events: Sequence[Event]) -> Iterator[_Turn]:
     """The turns in events that ADK shows this agent."""
     invocation = context.get_invocation_context()
@@ -120,7 +116,8 @@ def _stored(context: ToolContext, events: Sequence[Event], files: Files, reader:
     if _loads_all(context):
         return ()
     with suppress(StoreError):
-        stored = TurnFiles(files, *agent_key_of(context), _last_rewind(context)).read()
+        begin = turns_begin(context.session.state, context.session.id)
+        stored = TurnFiles(files, *agent_key_of(context), begin).read()
     loaded, turns = {event.id for event in events}, list[_Turn]()
     for at in sorted(stored):
         author, time, event = (stored[at].get("origin") or ("", None, ""))[:3]

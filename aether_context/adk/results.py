@@ -12,6 +12,7 @@ from google.genai import types
 
 from aether_context.adk.call import ModelCall
 from aether_context.adk.request.reader import stored
+from aether_context.canonical import is_writable
 from aether_context.evidence.media import Medium, typed
 from aether_context.evidence.offload import free_key
 from aether_context.pack import noted
@@ -177,4 +178,4 @@ def _is_json(value: object, depth: int = 0) -> bool:
         return depth <= _DEEPEST and all(isinstance(key, str) and _is_json(value[key], depth + 1) for key in value)
     if isinstance(value, list):
         return depth <= _DEEPEST and all(_is_json(item, depth + 1) for item in value)
-    return value is None or isinstance(value, (str, int))
+    return value is None or isinstance(value, str) or (isinstance(value, int) and is_writable(value))

@@ -492,18 +492,31 @@ def session_note(state: Mapping[str, Any] | State, key: str, session: str) -> Ma
     return note if isinstance(note, Mapping) and note.get("session") == session else NOTHING
 
 
+def turns_begin(state: Mapping[str, Any] | State, session: str) -> str:
+    """The id of the event with which the turns begin that the store keeps of a session; empty where none is noted."""
+    return str(session_note(state, REWOUND, session).get("event") or "")
+
+
 def _rewound(call: ModelCall, events: Sequence[Event]) -> str:
-    """The id of the session's last rewind or compaction, empty where there was none.
+    """The id of the session's last rewind or compaction; of its first event where there was none and the host may load
+    a part of the events, else empty.
 
     It is noted in the session's state at the first call that sees it, since it need not be loaded later. What a
-    compaction of the host's replaced by a summary is then as little sent again as what a rewind took back.
+    compaction of the host's replaced by a summary is then as little sent again as what a rewind took back, or as the
+    turns of a session that had the same id and was deleted, which the store still holds.
     """
     session = call.key[2]
-    noted_id = session_note(call.state, REWOUND, session).get("event")
+    noted_id = turns_begin(call.state, session)
     # An answer to an earlier call came with the state in which that call noted what it saw.
     latest = next((event for event in reversed(events) if _rewrites(event) or noted(event)), None)
+    setting = getattr(call.invocation.run_config, "get_session_config", None)
+    is_child = type(call.invocation.artifact_service).__name__ == _CHILDS_ARTIFACTS  # its id is new at each call
+    is_new = latest is None and not noted_id and bool(events) and not (is_child or call.passthrough_reason)
+    if is_new and setting is not None and not _loads(call, setting):
+        call.context.state[REWOUND] = {"session": session, "event": events[0].id, "is_first": True}
+        return events[0].id
     if latest is None or not _rewrites(latest) or latest.id == noted_id:
-        return noted_id if isinstance(noted_id, str) else ""
+        return noted_id
     if not call.passthrough_reason:
         call.context.state[REWOUND] = {"session": session, "event": latest.id}
     return latest.id

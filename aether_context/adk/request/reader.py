@@ -17,7 +17,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, plain
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, is_writable, plain
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import medium_key
 from aether_context.conversation.quotes import NAMELESS, attributed
@@ -231,7 +231,7 @@ def _json(value: object, depth: int = 0) -> JSON:
     """The plain JSON of a value: models by their fields, bytes by hash, other objects as sessions keep them."""
     if depth > _DEEPEST:
         return "…"
-    if value is None or type(value) in (str, bool, int):
+    if value is None or type(value) in (str, bool) or (type(value) is int and is_writable(value)):
         return value
     if isinstance(value, bytes):
         return hash_bytes(value)
@@ -334,7 +334,8 @@ def characters(content: types.Content, *, written: bool = False) -> int:
         call, response = part.function_call, part.function_response
         for values in (call and call.args, response and response.response):
             if values and written:
-                size += len(repr(values))
+                with suppress(ValueError):  # Python does not write very large integers
+                    size += len(repr(values))
             elif values:
                 size += sum(len(value) for value in values.values() if isinstance(value, str))
     return size
