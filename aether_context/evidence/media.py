@@ -7,6 +7,7 @@ model may have to copy them. So stays what is named as something to copy, and a 
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import operator
@@ -43,13 +44,19 @@ _ENCODED = re.compile(
         (?:(?:\\{1,8}x|[\s:,-]{1,2}(?:0x)?)[\da-fA-F]{2}){255,}+)(?!\w)
     | ^(?P<dump>(?:(?:0x)?[\da-fA-F]{4,16}:?[ \t]{1,4}
         (?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2}){4,32}[^\n]{0,80}(?:\n|\Z)){16,}+)
+    | (?<!\w)(?P<literal>b(?:'(?:[^'\\\n]|\\x[\da-f]{2}|\\[nrt'\\]){100,}+'
+        |"(?:[^"\\\n]|\\x[\da-f]{2}|\\[nrt\\]){100,}+"))
     """,
     re.MULTILINE,
 )
-"""Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump. No part of a text is read often: a run
-begins where none of its alphabet stands before it."""
-_SIGNS = (re.compile(r"[A-Za-z0-9+/_-]{60}"), re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"))
-"""One of them is in each text with data but for SVG. To look for both takes a third of the time."""
+"""Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump, bytes as Python writes them. No part of
+a text is read often: a run begins where none of its alphabet stands before it."""
+_SIGNS = (
+    re.compile(r"[A-Za-z0-9+/_-]{60}"),
+    re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"),
+    re.compile(r"""\bb['"].{0,40}\\x"""),
+)
+"""One of them is in each text with data but for SVG. To look for them takes a third of the time."""
 _RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
 _PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
 _ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
@@ -235,6 +242,11 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
             # Each line begins with its offset; what letters stand behind the bytes may look like more of them.
             if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
                 content = dumped, typed("", dumped)
+        elif literal := match["literal"]:
+            with suppress(SyntaxError, ValueError):
+                data = ast.literal_eval(literal)
+                if sniffed(data) or (len(data) >= _LEAST_BYTES and typed("", data) != "text/plain"):
+                    content = data, typed("", data)
         else:
             media_type = match["uri"] and match["uri"].replace("\\", "")
             at, data = _of_run(text, start if match["run"] else at, prefix, is_uri=media_type is not None)
