@@ -109,7 +109,7 @@ class Offloader:
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
-        self._summaries: SharedLRU[object, str] = SharedLRU(2_048)
+        self._summaries: SharedLRU[object, str] = SharedLRU(20_000)
         """Of a session's results the lines that answer a query."""
 
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
