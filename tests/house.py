@@ -176,7 +176,7 @@ def walks() -> tuple[list[Walk], set[tuple[str, str]]]:
     chat = Chat(plugin=plugin, tools=[look_up], state=state, script=["a", "b"])
     chat.say("hello", "Find the key A-17 please")
     assert "The rate is 19 percent" in chat.sent[-1].human()
-    spans = {file: dict(_spans(PACKAGE / file)) for way in ways for file, _, _ in way}
+    spans = {file: dict(_spans(PACKAGE / file)) for file in {file for way in ways for file, _, _ in way}}
     rows = [
         Walk(
             files=len({file for file, _, _ in way}),

@@ -24,7 +24,7 @@ NO_ACCEPTANCE = {"task": "t", "step": {"text": "do it"}}
 def cached_input_costs(share: float) -> Any:
     """A patch by which cached input costs so much of other input, whatever the model: at 1.0 nothing is gained by a
     prefix, and at next to nothing packed messages stay as they are until a cut, so that requests only grow."""
-    return patch("aether_context.adk.request.gather.cached_share", lambda model, time: share)
+    return patch("aether_context.adk.request.host_request.cached_share", lambda model, time: share)
 
 
 def planned(plan: Mapping[str, Any] = PLAN, **state: Any) -> dict[str, Any]:

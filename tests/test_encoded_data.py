@@ -22,8 +22,7 @@ from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, call, faults, grow
 
 from aether_context import PackPolicy, PackStore
-from aether_context.adk.evidence import _MOST_MEDIA
-from aether_context.evidence.media import media_in
+from aether_context.evidence.media import _MOST_MEDIA, media_in
 from aether_context.store.verification import verify
 
 RANDOM = random.Random(7)
@@ -100,6 +99,8 @@ FORMS: dict[str, tuple[Any, list[bytes]]] = {
     "bytes in JSON": (nested({"raw": list(IMAGE)}, 2, indent=2), [IMAGE]),
     "bytes in C without brackets": (f"body {', '.join(f'0x{byte:02x}' for byte in DATA)} sent\n{READING}", [DATA]),
     "escaped bytes": (f"body {''.join(f'{chr(92)}x{byte:02x}' for byte in DATA)} sent\n{READING}", [DATA]),
+    "bytes as Python writes them": (f"body {IMAGE!r} sent, {DATA!r}\n{READING}", [IMAGE, DATA]),
+    "bytes in a dictionary": (str({"panel": PHOTO, "reading": READING}), [PHOTO]),
     "bytes in C": (f"x[] = {{{', '.join(map(hex, IMAGE))}}}; // {READING}", [IMAGE]),
     "a vector in JSON": (nested({"embedding": VECTOR}), [json.dumps(VECTOR).encode()]),
     "a vector in words": (f"It is {VECTOR}. {READING}", [str(VECTOR).encode()]),
@@ -194,6 +195,7 @@ TEXTS = {
     "a year of returns": json.dumps([RANDOM.gauss(0, 0.01) for _ in range(252)]),
     "a matrix": json.dumps([[RANDOM.gauss(0, 1) for _ in range(12)] for _ in range(12)]),
     "an array in source code": f"int x[] = {{{', '.join(str(RANDOM.randint(0, 255)) for _ in range(64))}}};",
+    "words as Python writes bytes": str(("It is so: " * 200 + "ä\n").encode()),
     "a small icon": "![ok](data:image/gif;base64,R0lGODlhAQABAIAAAAAAAP///yH5BAEAAAAALAAAAAABAAEAAAIBRAA7)",
     "a log with hexadecimal": "\n".join(f"{at:08x} {RANDOM.getrandbits(32):08x} ok" for at in range(200)),
 }

@@ -302,7 +302,7 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
     counter = PackCounter(Told(), framing=framing_of("gpt-4o"))
     system, user, _ = Told.counts
     tool = Tool(name="get_current_weather", signature="", wire=wire, digest=hash_text(wire))
-    assert counter.system(system, declares=True) + counter.tool(tool) + counter.content(said(user)) == 101
+    assert counter.system(system, declares=True) + sum(counter.tools((tool,))) + counter.content(said(user)) == 101
     assert counter.method == "approximate"
 
 

@@ -48,12 +48,12 @@ class Observer(RequestPacker):
     """Records what it would have sent, packed from a copy, and leaves every request as it is."""
 
     def __init__(self, parts: PackerParts) -> None:
-        super().__init__(parts, OBSERVE)
+        super().__init__(parts)
         parts.windows = _Untaught()
         parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
-        if stands_back(self._failures, self.store.url, callback_context, llm_request):
+        if stands_back(self._failures, callback_context, llm_request):
             return None
         escalate = callback_context.actions.escalate
         try:
@@ -62,15 +62,15 @@ class Observer(RequestPacker):
             self._failures.report(f"as it would have ended the run: {type(error).__name__}: {error}")
         callback_context.actions.escalate = escalate  # a limit of the policy ends no run
         # So that a packer behind it knows this very request again.
-        stands_back(self._failures, self.store.url, callback_context, llm_request)
+        stands_back(self._failures, callback_context, llm_request)
         self._state(callback_context).first_try = None  # what is refused is not asked for again
         return None
 
 
 def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[str, Any]) -> RequestPacker:
     if name == OBSERVE:
-        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}))
-    return RequestPacker(PackerParts(policy, **options), name)
+        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}, arm=name))
+    return RequestPacker(PackerParts(policy, **options, arm=name))
 
 
 class Arms:

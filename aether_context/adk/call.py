@@ -114,10 +114,11 @@ class ModelCall(NamedTuple):
     """One model call: ADK's request and contexts, and what packs it.
 
     ``state`` is the session's as it is; ADK's own view copies every value that is read. ``passthrough_reason`` says why
-    the request must not be touched, and is empty where it may be. ``models`` are those that it may go to. ``last`` is
-    the call before it of the same agent and branch, where this process packed that. ``limits`` are the provider's
-    beside tokens. ``offloaded_tokens`` are those that extracts leave out of its history. ``near_limit`` is set where a
-    limit of the policy is near or reached, ``is_second_try`` where the provider refused the pack before it as too long.
+    the request must not be touched, and is empty where it may be. ``models`` are those that it may go to, ``caller`` is
+    that of the session. ``last`` is the call before it of the same agent and branch, where this process packed that.
+    ``limits`` are the provider's beside tokens. ``offloaded_tokens`` are those that extracts leave out of its history.
+    ``near_limit`` is set where a limit of the policy is near or reached, ``is_second_try`` where the provider refused
+    the pack before it as too long.
     """
 
     context: CallbackContext
@@ -129,6 +130,7 @@ class ModelCall(NamedTuple):
     state: Mapping[str, Any]
     passthrough_reason: str
     models: Sequence[ServedModel]
+    caller: Caller | None = None
     window: Window = Window(0)
     limits: RequestLimits = RequestLimits()
     planned: PlannedCall = PlannedCall()
@@ -157,6 +159,7 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
         state=context.session.state,
         passthrough_reason=reason,
         models=served_models(invocation.agent, request.model or ""),
+        caller=caller_of(key[:3]),
     )
 
 

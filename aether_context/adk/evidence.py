@@ -8,9 +8,7 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
-import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
@@ -43,19 +41,17 @@ from aether_context.canonical import canonical_json, hash_bytes, hash_json, plai
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, extractor_of, offload
-from aether_context.evidence.media import Medium, mark, media_in, record_of, with_marks
+from aether_context.evidence.media import Medium, clear_media, is_clear, mark, masked, media_in, record_of, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
-from aether_context.redaction import Masker
 from aether_context.retrieval import query_for
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
-from aether_context.tokens.media import sniffed
 
 STORE_SECONDS = 5.0
 ASKED_CHARACTERS = 400
@@ -85,8 +81,6 @@ _Media: TypeAlias = tuple[list[str], Mapping[str, Any], list[tuple[Medium, str]]
 its JSON, which says it once, with the places there."""
 _LEAST_WRITTEN, _LEAST_WRITTEN_TOKENS = 600, 200
 """Characters and tokens of written data for which an address stands, which takes 30 tokens: no model reads it."""
-_MOST_MEDIA = 64
-"""Written data of one result that gets addresses, the largest: their records take 25 KB of the session's state."""
 
 
 class Offloader:
@@ -115,12 +109,15 @@ class Offloader:
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
-        self._summaries: SharedLRU[object, str] = SharedLRU(2_048)
+        self._summaries: SharedLRU[object, str] = SharedLRU(20_000)
         """Of a session's results the lines that answer a query."""
 
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
+        if not (unread := unread_results(call)):
+            put_records(call.context, (), self._records)
+            return ()
         settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
@@ -137,7 +134,7 @@ class Offloader:
             return not _uses_computer(tools.get(result.tool))
 
         results: list[_Evidence] = []
-        for number, result in enumerate([*filter(is_wanted, unread_results(call))][-_MOST_AT_ONCE:]):
+        for number, result in enumerate([*filter(is_wanted, unread)][-_MOST_AT_ONCE:]):
             if number:
                 await asyncio.sleep(0)  # other sessions are served between two of them
             try:
@@ -151,7 +148,7 @@ class Offloader:
         # A result of which a piece could not be stored has no records, and stays as it is.
         stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]
-        put_records(call.context, records, self._records.of(call.context))
+        put_records(call.context, records, self._records)
         return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(self, call: ModelCall, result: ToolResult, settings: OffloadSettings) -> _Evidence:
@@ -162,7 +159,7 @@ class Offloader:
         context, window, needs_proof = call.context, call.window.tokens, _needs_proof(call)
         response = said_once(result.response)
         size = _characters(response)
-        inside = await aside(size, partial(self._written, response))
+        inside = await aside(size, partial(clear_media, response, self._mask))
         is_settled = bool(self._mask or inside or result.parts or needs_proof or result.tool in self._always)
         if not is_settled and size <= settings.threshold_tokens:
             # No text takes more tokens than bytes: it is not counted to see that it stays.
@@ -186,7 +183,7 @@ class Offloader:
         marks: list[tuple[Medium, str]] = []
         for number, found_medium in enumerate([*map(medium_of, result.parts), *inside], start=1):
             if found_medium is not None:
-                medium = _masked(found_medium, self._mask)
+                medium = masked(found_medium, self._mask)
                 record = self._record(medium, settings, context, {**origin, "piece": number})
                 if record is not None:
                     evidence.append((record, medium.data))
@@ -206,16 +203,6 @@ class Offloader:
                 evidence.append((record, stored.data))
                 self._remember((result.tool, structure(content), query, window), stored)
         return evidence
-
-    def _written(self, response: Mapping[str, Any]) -> list[Medium]:
-        """The media that a response holds, but for secrets, which redaction masks where they stand; the largest, where
-        they are very many."""
-        media = list(media_in(response))
-        if self._mask:
-            clear = {medium.data for medium in media_in(self._mask.json(response))}
-            media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
-        lengths = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
-        return [medium for medium in media if len(medium.written) >= lengths[-1]]
 
     def _record(
         self, medium: Medium, settings: OffloadSettings, context: CallbackContext, origin: Mapping[str, Any]
@@ -276,12 +263,12 @@ class Offloader:
             inside = part.function_response.parts if part.function_response is not None else None
             for medium in filter(None, map(medium_of, (part, *(inside or ())))):
                 record = record_of(medium, time=time_of(context))
-                if evidence_key(record.uri) in session_records.by_digits or not _is_clear(medium, self._mask):
+                if evidence_key(record.uri) in session_records.by_digits or not is_clear(medium, self._mask):
                     continue
                 records.append(record)
                 write = partial(self._recorder.store.write_evidence, *session_key(context), record, medium.data)
                 self._recorder.later(write)
-        put_records(context, records, session_records)
+        put_records(context, records, self._records)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
@@ -328,7 +315,7 @@ class Offloader:
                 )
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
-                or bool(session_records.results(context))
+                or bool(session_records.results(call))
                 or (self._can_come(call) and is_free(request.config))
             )
         if not ((wants or has_recorded) and declare(request, readers)):
@@ -427,7 +414,7 @@ class Offloader:
         result = self._media.get(key)
         if result is None:
             once = said_once(response)
-            media = ((medium, hash_bytes(_masked(medium, self._mask).data)) for medium in media_in(once))
+            media = ((medium, hash_bytes(masked(medium, self._mask).data)) for medium in media_in(once))
             written = [(medium._replace(data=b"", written=""), digest) for medium, digest in media]
             result = [self._digest_of(part) for part in split(response)[1]], once, written
             self._media.put(key, result)
@@ -436,7 +423,7 @@ class Offloader:
     def _digest_of(self, part: types.Part | types.FunctionResponsePart) -> str:
         """The hash of a part's bytes as the store keeps them; empty where it has none."""
         medium = medium_of(part)
-        return hash_bytes(_masked(medium, self._mask).data) if medium is not None else ""
+        return hash_bytes(masked(medium, self._mask).data) if medium is not None else ""
 
     def _hashed(self, content: Mapping[str, Any]) -> tuple[object, str, int]:
         """A stand-in for a response, the hash of what the store keeps of it, and its size as JSON."""
@@ -497,8 +484,8 @@ class Offloader:
         key = (tool, same, record.query, record.window)
         stored = self._shown.get(key)
         if stored is None:
-            masked = self._mask.json(content)
-            stored = offload(masked, tool, self._limits(record.window), counter=self._counter, query=record.query)
+            limits = self._limits(record.window)
+            stored = offload(self._mask.json(content), tool, limits, counter=self._counter, query=record.query)
             self._remember(key, stored)
         if stored.record.form == "verbatim":
             if record.form != "verbatim":
@@ -546,33 +533,6 @@ def _needs_proof(call: ModelCall) -> bool:
 def _uses_computer(tool: BaseTool | None) -> bool:
     """Tells whether a tool shows the screen that a model works on, which it has to see."""
     return any(kind.__name__ == "ComputerUseTool" for kind in type(tool).__mro__)
-
-
-def _masked(medium: Medium, mask: Masker) -> Medium:
-    """A medium as the store keeps it: masked where it is text."""
-    if not mask or not is_text(medium.media_type):
-        return medium
-    with suppress(UnicodeDecodeError):
-        text = mask(medium.data.decode("utf-8", "surrogatepass"))
-        medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
-    return medium
-
-
-_NO_TEXT = re.compile(
-    r"(?:image/(?!svg)|audio/|video/|font/|application/(?:pdf|zip|gzip|x-tar|ogg|msword|vnd\.))", re.IGNORECASE
-)
-
-
-def _is_clear(medium: Medium, mask: Masker) -> bool:
-    """Tells whether nothing of a medium is to be masked: of pictures, sound and the like, and of a text that says so;
-    not of what cannot be decoded."""
-    if not mask or _NO_TEXT.match(medium.media_type):
-        return True
-    try:
-        text = medium.data.replace(b"\0", b"").decode("utf-8")
-    except UnicodeDecodeError:
-        return False
-    return mask(text) == text
 
 
 def _characters(value: object, limit: int = _MOST_COUNTED) -> int:

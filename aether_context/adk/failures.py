@@ -28,10 +28,10 @@ _MOST_TOLD, _MOST_TOLD_SESSIONS = 8, 512
 _MOST_WARNINGS = 1_000
 
 
-_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "tuple[Failures, str] | None"]
+_First: TypeAlias = tuple[tuple[str, ...], LlmRequest | None, "Failures | None"]
 _FIRST: ContextVar[_First] = ContextVar("aether_context_first", default=((), None, None))
-"""Which agent is at work in which invocation, its latest request, and the packer that came to that first: by its
-failures and the URL of its store."""
+"""Which agent is at work in which invocation, its latest request, and the packer that came to that first, by
+its failures."""
 
 
 class InvalidPlan(PolicyError):
@@ -39,11 +39,13 @@ class InvalidPlan(PolicyError):
 
 
 class Failures:
-    """Reports failures, each kind of it once; under ``raise`` they are the caller's."""
+    """Reports the failures of one packer, each kind of it once; under ``raise`` they are the caller's. ``url`` is that
+    of the packer's store."""
 
-    def __init__(self, on_error: OnError) -> None:
+    def __init__(self, on_error: OnError, url: str) -> None:
         if on_error not in ("passthrough", "raise"):
             raise PolicyError(f"on_error = {on_error!r}: it is 'passthrough' or 'raise'", field="on_error")
+        self.url = url
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
         self._told: SharedLRU[tuple[object, ...], bool] = SharedLRU(_MOST_TOLD_SESSIONS)
@@ -116,17 +118,17 @@ def answer_in_place(code: str, text: str) -> LlmResponse:
     )
 
 
-def stands_back(failures: Failures, url: str, context: CallbackContext, request: LlmRequest | None = None) -> bool:
+def stands_back(failures: Failures, context: CallbackContext, request: LlmRequest | None = None) -> bool:
     """Tells whether another packer came first to an agent in an invocation: two would undo each other's prefix, which
     they keep in the same session state."""
     key = (*agent_key_of(context), context.invocation_id)
     previous_key, previous_request, first = _FIRST.get()
     if previous_key != key or (request is not None and previous_request is not request):
-        _FIRST.set((key, request, (failures, url)))
-    elif first is not None and first[0] is not failures:
+        _FIRST.set((key, request, failures))
+    elif first is not None and first is not failures:
         failures.warn_once(
             f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
-            f"one for {url} stands back behind that for {first[1]}; remove one of the two"
+            f"one for {failures.url} stands back behind that for {first.url}; remove one of the two"
         )
         return True
     return False

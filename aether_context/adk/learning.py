@@ -30,7 +30,7 @@ logger = logging.getLogger("aether_context")
 _MOST_REFUSED = 512
 
 
-def sent_text(last: PreviousCall | None) -> str:
+def _sent_text(last: PreviousCall | None) -> str:
     """All that a request said, which a refusal may repeat."""
     if last is None:
         return ""
@@ -46,6 +46,11 @@ class Learning:
         self._parts = parts
         self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
 
+    async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
+        """Learns from an answer, which may be a refusal, and records it."""
+        error = f"{response.error_code} {response.error_message}" if response.error_code is not None else ""
+        await self._learn(context, last, response, overflow_of(error, _sent_text(last)) if error else None)
+
     async def learn_failure(
         self, context: CallbackContext, last: PreviousCall | None, request: LlmRequest, error: Exception, again: bool
     ) -> Limits | None:
@@ -55,12 +60,12 @@ class Learning:
         Args:
             again: whether it ended a second try.
         """
-        refused = overflow_of(error, sent_text(last))
+        refused = overflow_of(error, _sent_text(last))
         code = "context_window_exceeded" if refused is not None else type(error).__name__
         response = LlmResponse(error_code=code, error_message=str(error))
-        return await self.learn(context, last, response, refused, request.model, again)
+        return await self._learn(context, last, response, refused, request.model, again)
 
-    async def learn(
+    async def _learn(
         self,
         context: CallbackContext,
         last: PreviousCall | None,

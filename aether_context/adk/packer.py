@@ -16,8 +16,7 @@ from aether_context.adk.artifact_tools import declare
 from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_turn
 from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
-from aether_context.adk.learning import Learning, sent_text
-from aether_context.adk.overflow import overflow_of
+from aether_context.adk.learning import Learning
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
@@ -25,7 +24,6 @@ from aether_context.adk.second_try import FirstTry, ask_again
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
-from aether_context.adk.usage import note
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
@@ -44,15 +42,11 @@ _SIGNED_THOUGHT = "redact_prompt: a signed thought holds what is masked, and is 
 
 
 class RequestPacker:
-    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops.
+    """Packs the requests of one plugin or one set of callbacks. Safe to share between sessions and event loops."""
 
-    Args:
-        arm: the name in manifests of the arm that it is one of.
-    """
-
-    def __init__(self, parts: PackerParts, arm: str = "") -> None:
+    def __init__(self, parts: PackerParts) -> None:
         self.policy, self.store, self.ledgers = parts.policy, parts.store, parts.ledgers
-        self._parts, self._failures, self._learning, self._arm = parts, parts.failures, Learning(parts), arm
+        self._parts, self._failures, self._learning = parts, parts.failures, Learning(parts)
         self._policy_of = lru_cache(_MOST_POLICIES)(
             lambda agent, profile, level: self.policy.for_agent(agent, profile).economical(level)
         )
@@ -73,7 +67,7 @@ class RequestPacker:
         """Waits until every pack so far is in the store, and those of an invocation mirrored; what was said in the
         invocation is remembered where the policy says so."""
         writer = self._parts.memory_writer
-        if invocation is not None and writer is not None and self._arm != OBSERVE:
+        if invocation is not None and writer is not None and self._parts.arm != OBSERVE:
             try:
                 await writer.add(invocation)
             except BaseException as error:
@@ -89,7 +83,7 @@ class RequestPacker:
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         """Packs one request in place. Returns an answer only where a plan is invalid or a limit would be passed, and
         the policy gives one in the model's place."""
-        if stands_back(self._failures, self.store.url, callback_context, llm_request):
+        if stands_back(self._failures, callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         state = self._state(callback_context)
@@ -117,17 +111,14 @@ class RequestPacker:
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
-        if stands_back(self._failures, self.store.url, callback_context):
+        if stands_back(self._failures, callback_context):
             return
         state = self._state(callback_context)
         state.first_try = None  # what is being passed on is not asked for again
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
-                code, text, refused = llm_response.error_code, llm_response.error_message, None
-                if code is not None:
-                    refused = overflow_of(f"{code} {text}", sent_text(state.last))
-                await self._learning.learn(callback_context, state.last, llm_response, refused)
+                await self._learning.learn_answer(callback_context, state.last, llm_response)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -136,7 +127,7 @@ class RequestPacker:
     ) -> LlmResponse | None:
         """Records a call whose model raised. Where that is since the request was too long, it learns from it, and
         returns what the model answers to a smaller pack."""
-        if stands_back(self._failures, self.store.url, callback_context):
+        if stands_back(self._failures, callback_context):
             return None
         state = self._state(callback_context)
         first, state.first_try = state.first_try, None
@@ -236,7 +227,7 @@ class RequestPacker:
             new, offloaded_tokens = await self._parts.offloader.enter(call, self._parts.readers)
             problems += new
         if near_limit is not None:
-            problems += (note(near_limit),)
+            problems += (near_limit.note,)
         if uploads := uploaded_anew(call.request, call.models):
             self._failures.warn_once(uploads)
             problems += (uploads,)
@@ -245,8 +236,7 @@ class RequestPacker:
     def _under(self, call: ModelCall, policy: PackPolicy, refused: Limits | None = None) -> ModelCall:
         """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
         refused as much."""
-        window = self._parts.windows.window(call.models, policy, call.state, call.key[:3])
-        limits = self._parts.windows.limits(call.models, call.state, call.key[:3])
+        window, limits = self._parts.windows.of(call.models, policy, call.state, call.key[:3])
         if refused:
             window = min(window, Window(refused.get("tokens", window.tokens), "learned"))
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
@@ -254,27 +244,22 @@ class RequestPacker:
 
     async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        prepared = await self._parts.offloader.focus(await self._gather(self._parts.gatherer, call, state))
+        prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, state))
         prepared = await self._parts.recall.rank(prepared)
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
         positions = prepared.source.request.positions
         return await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), positions)
 
-    async def _gather(self, gatherer: Gatherer, call: ModelCall, state: AgentState) -> PreparedCall:
-        prepared = await gatherer.gather(call, state)
-        return prepared.with_source(host=prepared.source.host._replace(arm=self._arm)) if self._arm else prepared
-
     async def _build(self, prepared: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
-        await self._parts.calibrations.begin(prepared.source, name, prepared.call.state)
-        if last is None or last.counter != name:
-            prepared = prepared.with_source(problems=(*prepared.source.problems, *pick.problems))
-        calibration = self._parts.calibrations.calibration(prepared.source, name, prepared.call.context.session.events)
-        usage = prepared.source.usage._replace(calibration=calibration)
-        prepared = prepared.with_source(usage=usage)._replace(counter=name)
+        source, session = prepared.source, prepared.call.context.session
+        calibration = await self._parts.calibrations.calibration(source, name, session)
+        problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
+        usage = source.usage._replace(calibration=calibration)
+        prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
@@ -378,8 +363,8 @@ class RequestPacker:
             policy = self._policy_of(context.agent_name, "", 0).changed(on_invalid="warn", **plain)
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
-            gatherer = Gatherer(SessionRecords(), self._parts.waits)
-            prepared = await self._gather(gatherer, call, AgentState(state.key))
+            gatherer = Gatherer(SessionRecords(), self._parts.waits, arm=self._parts.arm)
+            prepared = await gatherer.gather(call, AgentState(state.key))
             counter = counter_for("")
             pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
             return self._send(prepared._replace(counter=counter.name), pack, state)

@@ -20,7 +20,6 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.arms import Arms
 from aether_context.adk.call import calling
 from aether_context.adk.failures import OnError
-from aether_context.adk.wiring import store_of
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
@@ -82,7 +81,7 @@ class ContextPackPlugin(BasePlugin):
             policy,
             observe=observe,
             arms=arms,
-            store=store_of(store),
+            store=PackStore.of(store),
             on_error=on_error,
             summarizer=summarizer,
             checks=checks,

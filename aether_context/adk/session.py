@@ -34,7 +34,7 @@ from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import AgentKey, SessionKey, agent_key, caller_of, looks_quoted, session_key
+from aether_context.adk.call import AgentKey, ModelCall, SessionKey, agent_key, caller_of, looks_quoted, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -292,6 +292,8 @@ class Records:
             return
         previous_values, by_digits = self._values, self.by_digits
         self._held, self._values = saved, {**self.told, **(saved if isinstance(saved, Mapping) else {})}
+        if self._values == previous_values:
+            return
         records = {
             key: by_digits[key] if key in by_digits and previous_values[key] == value else valid(_RECORD, value)
             for key, value in self._values.items()
@@ -355,11 +357,10 @@ class Records:
             time = _next_time(time, event.timestamp if event.timestamp <= latest else -1.0)
         return time
 
-    def results(self, context: CallbackContext) -> list[EvidenceRecord]:
+    def results(self, call: ModelCall) -> list[EvidenceRecord]:
         """The results of tools in a session since the host compacted it last; in that of an agent that runs as a tool,
         whose state begins as its caller's, those of its own tools."""
-        caller = caller_of(session_key(context))
-        invocation = context.invocation_id if caller is not None and caller.is_agent else ""
+        invocation = call.context.invocation_id if call.caller is not None and call.caller.is_agent else ""
         return [
             record
             for record in self.by_digits.values()
@@ -419,14 +420,12 @@ class SessionRecords:
         """Those of a session, as its state has them now."""
         scope = session_key(context)
         with self._lock:
-            session_records = self._sessions.get(scope)
-            if session_records is None:
-                session_records = self._sessions[scope] = Records()
+            session_records = self._sessions.setdefault(scope, Records())
             session_records.update(context.session.state, context.session.events)
         return session_records
 
 
-def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], index: Records) -> None:
+def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], sessions: SessionRecords) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
@@ -436,6 +435,7 @@ def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], ind
     saved = context.session.state.get(_STATE)
     if not (saved or records):
         return
+    index = sessions.of(context)
     # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
     there = [digits for digits in saved if digits in index.by_digits] if isinstance(saved, Mapping) else ()
     serialized = {digits: index.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}

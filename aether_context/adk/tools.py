@@ -111,7 +111,7 @@ async def keep_evidence(
     except TimeoutError as error:
         raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
     shape = add(Declared(context))
-    put_records(context, [record], SessionRecords().of(context))
+    put_records(context, [record], SessionRecords())
     return shape
 
 

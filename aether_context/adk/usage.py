@@ -16,12 +16,13 @@ from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
+from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
-from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, caller_of, session_key
+from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, session_key
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
@@ -59,10 +60,6 @@ class Reported(NamedTuple):
     cached_tokens: int | None = None
     cache_write_tokens: int | None = None
     output_tokens: int | None = None
-
-    @property
-    def billed_input(self) -> int:
-        return (self.input_tokens or 0) + self.tool_use_tokens
 
 
 def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: str | None = None) -> Reported:
@@ -148,10 +145,10 @@ class Ledgers:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.invocation.live_request_queue is not None:
             return None
-        key, agent, events = session_key(call.context), call.context.agent_name, call.context.session.events
+        key, agent, events = call.key[:3], call.context.agent_name, call.context.session.events
         with self._lock:
             session = self._session(key)
-            session.caller = caller_of(key)
+            session.caller = call.caller
             _resume(session, events)
             near_limits = [
                 account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
@@ -168,7 +165,7 @@ class Ledgers:
         """
         if call.invocation.live_request_queue is not None:
             return None
-        key, agent, model = session_key(call.context), call.context.agent_name, call.request.model or ""
+        key, agent, model = call.key[:3], call.context.agent_name, call.request.model or ""
         branch = call.invocation.branch or ""
         with self._lock:
             session = self._session(key)
@@ -256,13 +253,6 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def note(near: NearLimit) -> str:
-    """The manifest's note on a pack that was made economically. It stays the same while the level does."""
-    unit = {"cost": "US dollars", "total": "tokens"}.get(near.measure, f"{near.measure} tokens")
-    state = "reached" if near.level == 2 else "near"
-    return f"packed economically: the {near.scope}'s limit of {near.limit:,} {unit} is {state}"
-
-
 def _begun(call: ModelCall, pack: Pack) -> _Call:
     model, layers = call.request.model or "", pack.allocation.layers
     expected = CallUsage(
@@ -300,7 +290,7 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: C
         output_tokens += earlier.output_tokens if earlier is not None and earlier.output_estimated else 0
     return replace(
         begun.expected,
-        input_tokens=begun.expected.input_tokens if silent else usage.billed_input,
+        input_tokens=begun.expected.input_tokens if silent else (usage.input_tokens or 0) + usage.tool_use_tokens,
         output_tokens=output_tokens,
         cached_tokens=usage.cached_tokens,
         cache_write_tokens=usage.cache_write_tokens or 0,
@@ -397,34 +387,35 @@ class Calibrations:
         self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
-    async def begin(self, source: PackInput, counter: str, state: Mapping[str, Any]) -> None:
-        """Reads the ratio that another process may have left, where this one knows none yet. Never raises."""
-        owner = _owner(source, counter)
-        if self._ratios.get(owner) is not None:
-            return
-        ratios = [valid(RATIO, _ratios(state).get(owner.by))]
-        with contextlib.suppress(Exception):  # the store fails, or takes longer
-            reading = in_thread(partial(self._store.calibration, *owner))
-            ratios.append(valid(RATIO, await within(0.5, reading)))
-        known_ratios = (ratio for ratio in ratios if ratio is not None)
-        self._ratios.put(owner, max(known_ratios, key=lambda ratio: ratio.samples, default=TokenRatio()))
-
-    def calibration(self, source: PackInput, counter: str, events: Sequence[Event]) -> Calibration | None:
+    async def calibration(self, source: PackInput, counter: str, session: Session) -> Calibration | None:
         """The calibration of a request, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
-        reports, invocation = _last_reports(events, identity)
+        ratio = self._ratios.get(owner)
+        if ratio is None:
+            ratio = await self._earlier_ratio(owner, session.state)
+            self._ratios.put(owner, ratio)
+        reports, invocation = _last_reports(session.events, identity)
         if invocation != identity.invocation:
             beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
             reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
         self._reports.put(agent_key(identity), reports)
         return calibration(
             reports.baseline,
-            self._ratios.get(owner) or TokenRatio(),
+            ratio,
             model=owner.by,
             epoch=source.epoch.number,
             here=reports.here,
             uncounted_tokens=reports.uncounted_tokens,
         )
+
+    async def _earlier_ratio(self, owner: _Owner, state: Mapping[str, Any]) -> TokenRatio:
+        """The ratio that another process may have left in a session's state or in the store. Never raises."""
+        ratios = [valid(RATIO, _ratios(state).get(owner.by))]
+        with contextlib.suppress(Exception):  # the store fails, or takes longer
+            reading = in_thread(partial(self._store.calibration, *owner))
+            ratios.append(valid(RATIO, await within(0.5, reading)))
+        known_ratios = (ratio for ratio in ratios if ratio is not None)
+        return max(known_ratios, key=lambda ratio: ratio.samples, default=TokenRatio())
 
     def reported(self, pack: Pack, counter: str, tokens: int) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included."""

@@ -1,4 +1,5 @@
-"""The window of a model: by the policy, by its name, by how it was set up, and by what its provider has refused.
+"""The window of a model: by the policy, by its name, by how it was set up, and by what its provider has refused; and
+what is left of it for reading.
 
     aether:windows    limits that refusals have taught, each with its time, by model, endpoint and kind, in a session's
                       state; null for a refusal that was not believed
@@ -21,7 +22,8 @@ from pydantic import TypeAdapter
 
 from aether_context.adk.overflow import Overflow
 from aether_context.canonical import hash_json, short
-from aether_context.pack import Pack, WindowMark, valid
+from aether_context.conversation.summary import least_summary
+from aether_context.pack import FIXED_LAYERS, Pack, WindowMark, valid
 from aether_context.packing.inputs import sent_sizes
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
@@ -32,6 +34,9 @@ logger = logging.getLogger("aether_context")
 
 Limits: TypeAlias = Mapping[LimitKind, int]
 """Limits by their kind, of those that a refusal has taught."""
+
+_Session: TypeAlias = tuple[str, ...]
+"""App, user, session."""
 
 STATE_KEY = "aether:windows"
 LEAST_TOKENS = 1_024
@@ -87,26 +92,25 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self._sessions: SharedLRU[tuple[tuple[str, ...], str], Learned] = SharedLRU(10_000)
+        self._sessions: SharedLRU[tuple[_Session, str], Learned] = SharedLRU(10_000)
         self._users: SharedLRU[str, Mapping[tuple[str, ...], Learned]] = SharedLRU(1_000)
 
-    def window(
-        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: tuple[str, ...] = ()
-    ) -> Window:
-        """The window of an agent's request: the smallest where several models may be asked."""
-        windows = [self._window(served_model, policy, state, session) for served_model in models]
+    def of(
+        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: _Session
+    ) -> tuple[Window, RequestLimits]:
+        """The window of an agent's request, and its limits beside tokens: the smallest where several models may be
+        asked."""
+        saved = _saved_refusals(state)
+        windows = [self._window(served_model, policy, saved, session) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
         least_grown = min(max(window.tokens, window.max_tokens) for window in windows)
-        return smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
+        window = smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
+        return window, self._limits(models, saved, session)
 
-    def limits(
-        self, models: Sequence[ServedModel], state: Mapping[str, Any] | State, session: tuple[str, ...]
-    ) -> RequestLimits:
-        """The limits of an agent's request beside its tokens: the smallest where several models may be asked."""
-
+    def _limits(self, models: Sequence[ServedModel], saved: Mapping[str, Learned], session: _Session) -> RequestLimits:
         def smallest(kind: str) -> int | None:
             limits = [getattr(request_limits(option.name), kind) for option in models]
-            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", state, session)]
+            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", saved, session)]
             return min((limit for limit in limits if limit is not None), default=None)
 
         return RequestLimits(*map(smallest, _OTHER_LIMITS))
@@ -124,7 +128,7 @@ class Windows:
             name: that of the model that refused, where several may have been asked.
             again: whether the pack was that of a second try.
         """
-        source, state, kind = pack.source, context.state, refused.kind
+        source, state, kind, saved = pack.source, context.state, refused.kind, _saved_refusals(context.state)
         candidates = served_models(context.get_invocation_context().agent, source.request.model)
         served_model = next((candidate for candidate in candidates if candidate.name == name), candidates[0])
         identity = source.identity
@@ -137,15 +141,15 @@ class Windows:
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         reached = (refused.sent_tokens or 0) > (refused.limit or 0) or size * _MARGIN >= limit
         if kind == "tokens":
-            window = self._window(served_model, policy, state, session)
+            window = self._window(served_model, policy, saved, session)
             current_limit = max(window.tokens, window.max_tokens)
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
-            current_limit = getattr(self.limits(candidates, state, session), kind) or size + 1
+            current_limit = getattr(self._limits(candidates, saved, session), kind) or size + 1
             limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
         key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
-        earlier_refusal = self._sessions.get((session, key)) or _saved_refusals(state).get(key)
+        earlier_refusal = self._sessions.get((session, key)) or saved.get(key)
         if (refused.is_echo or not reached) and (earlier_refusal is None or again):
             if not again:
                 self._put(session, key, Learned(None, time.time()), state)
@@ -163,7 +167,7 @@ class Windows:
         logger.warning(message, served_model.name, limit, kind, current_limit, undercut)
         return second
 
-    def keep(self, models: Sequence[ServedModel], state: State, session: tuple[str, ...]) -> None:
+    def keep(self, models: Sequence[ServedModel], state: State, session: _Session) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
         keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
         for key in (*(served_model.key for served_model in models), *keys):
@@ -171,29 +175,52 @@ class Windows:
             if learned is not None and _saved_refusals(state).get(key, Learned(None, 0)).time < learned.time:
                 self._put(session, key, learned, state)
 
-    def _put(self, session: tuple[str, ...], key: str, learned: Learned, state: State) -> None:
+    def _put(self, session: _Session, key: str, learned: Learned, state: State) -> None:
         self._sessions.put((session, key), learned)
         other_items = [item for item in _saved_refusals(state).items() if item[0] != key]
         state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
-    def _learned(self, key: str, state: Mapping[str, Any] | State, session: tuple[str, ...]) -> list[int]:
+    def _learned(self, key: str, saved: Mapping[str, Learned], session: _Session) -> list[int]:
         """The limits learned of a model for a session, and for all of them."""
-        own_refusals = (self._sessions.get((session, key)), _saved_refusals(state).get(key))
+        own_refusals = (self._sessions.get((session, key)), saved.get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
         return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
 
     def _window(
-        self, model: ServedModel, policy: PackPolicy, state: Mapping[str, Any] | State, session: tuple[str, ...]
+        self, model: ServedModel, policy: PackPolicy, saved: Mapping[str, Learned], session: _Session
     ) -> Window:
         stated = policy.window_of(model.name) or model.context_tokens
         nominal_window = stated or model_window(model.name)
-        limit = min([nominal_window, *self._learned(model.key, state, session)])
+        limit = min([nominal_window, *self._learned(model.key, saved, session)])
         working = limit if stated or policy.takes_all(model.name) else min(limit, working_window(model.name))
         if working < limit:
             return Window(working, "default", limit)
         if limit < nominal_window:
             return Window(limit, "learned")
         return Window(limit, "" if stated or known_window(model.name) is not None else "assumed")
+
+
+READ_TOKENS = 2_000
+"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
+_CALL_TOKENS = 100
+"""Tokens of one such call, with what stands beside the medium in its answer."""
+
+
+def room_to_read(pack: Pack | None, calls: int) -> tuple[int, int]:
+    """Tokens for the text that each of so many reader calls answers: half of what the window has left, and a tenth of
+    it at least; and for a medium, which is whole or absent: half of what may give way at the next call, or as much as a
+    text may take where that is more."""
+    if pack is None:
+        return READ_TOKENS, READ_TOKENS
+    allocation = pack.allocation
+    free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
+    text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
+    # What may be counted beyond the window is another number after the next report.
+    budget = allocation.window - allocation.slack
+    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
+    staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
+    room = max(0, (budget - staying) // calls - _CALL_TOKENS)
+    return text, min(room, max(READ_TOKENS, room // 2))
 
 
 _LEARNED = TypeAdapter(Learned)

@@ -1,4 +1,4 @@
-"""The parts of a packer, made from its arguments, and the packer that came first where an agent has two."""
+"""The parts of a packer, made from its arguments."""
 
 from __future__ import annotations
 
@@ -29,23 +29,16 @@ from aether_context.adk.services.memory import MemoryWriter
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
-from aether_context.adk.windows import Windows
+from aether_context.adk.windows import Windows, room_to_read
 from aether_context.conversation import strategies_of
-from aether_context.conversation.summary import least_summary
 from aether_context.errors import PolicyError
-from aether_context.pack import FIXED_LAYERS
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore
-from aether_context.store.packs import DEFAULT_STORE
 from aether_context.tokens import Counters, counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 
-logger = logging.getLogger("aether_context")
-
-READ_TOKENS = 2_000
-"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
 _MOST_FORK_SECONDS = 5.0
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
@@ -56,6 +49,7 @@ class PackerParts:
     Args:
         recorder: writes to the store; None makes one.
         asks_models: whether a model writes summaries; where none does, the extractive ones stand.
+        arm: the name in manifests of the arm that the packer is one of.
 
     The others are those of `ContextPackPlugin`.
 
@@ -75,10 +69,12 @@ class PackerParts:
         mirror_artifacts: bool = False,
         recorder: Recorder | None = None,
         asks_models: bool = True,
+        arm: str = "",
     ) -> None:
-        self.failures = failures = Failures(on_error)
+        self.arm = arm
         self.policy = policy = own_policy(policy, summarizer, critic)
-        self.store = store = store_of(store)
+        self.store = store = PackStore.of(store)
+        self.failures = failures = Failures(on_error, store.url)
         policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
         for of_agent in policies:
             strategies_of(of_agent.conversation)
@@ -86,6 +82,7 @@ class PackerParts:
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
         store = self.recorder.store  # which reads what waits to be written, too
+        logger = logging.getLogger("aether_context")
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models
@@ -94,53 +91,27 @@ class PackerParts:
         self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
-        self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None)
+        self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None, arm)
         self.recall = Recall(self.waits, self.gatherer.reader)
         for of_agent in policies:
             self.summarizer.check(of_agent.compress.summarizer)
             self.reviewer.check(of_agent.acceptance.critic)
             self.recall.check(of_agent.retrieval.embedder)
         self.offloader = Offloader(policy, self.recorder, records, failures)
-        room = partial(room_to_read, self.states)
-        self.readers = Readers(store, records, room, policy.redact, partial(_sees_own, policy)).tools
+        self.readers = Readers(store, records, self._room, policy.redact, partial(_sees_own, policy)).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
 
-
-def store_of(store: PackStore | str | None) -> PackStore:
-    """The store that is given, else the environment's, else the default one."""
-    if isinstance(store, PackStore):
-        return store
-    return PackStore(store or os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE)
+    def _room(self, context: ToolContext) -> tuple[int, int]:
+        last = self.states.of(agent_key_of(context)).last
+        calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
+        return room_to_read(last.pack if last is not None else None, calls or 1)
 
 
 def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:
     """Tells whether an agent is shown its own turns alone."""
     return policy.for_agent(context.agent_name).sees == "own"
-
-
-_CALL_TOKENS = 100
-"""Tokens of one reader call, with what stands beside the medium in its answer."""
-
-
-def room_to_read(states: AgentStates, context: ToolContext) -> tuple[int, int]:
-    """Tokens for the text that one reader call answers: half of what the window has left, and a tenth of it at least;
-    and for a medium, which is whole or absent: half of what may give way at the next call, or as much as a text may
-    take where that is more."""
-    last = states.of(agent_key_of(context)).last
-    if last is None:
-        return READ_TOKENS, READ_TOKENS
-    pack, allocation = last.pack, last.pack.allocation
-    free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
-    calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:]) or 1
-    text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
-    # What may be counted beyond the window is another number after the next report.
-    budget = allocation.window - allocation.slack
-    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
-    staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
-    room = max(0, (budget - staying) // calls - _CALL_TOKENS)
-    return text, min(room, max(READ_TOKENS, room // 2))
 
 
 def _name_of(model: BaseLlm | str) -> str:

@@ -7,6 +7,7 @@ model may have to copy them. So stays what is named as something to copy, and a 
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
 import operator
@@ -20,6 +21,7 @@ from urllib.parse import unquote, unquote_to_bytes
 from aether_context.canonical import Path, hash_bytes, replaced
 from aether_context.evidence.record import READ, EvidenceRecord, evidence_uri, size_words
 from aether_context.evidence.show import is_text
+from aether_context.redaction import Masker
 from aether_context.text.json_lines import compact_json
 from aether_context.tokens.media import sniffed
 
@@ -27,6 +29,9 @@ _TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
 _TYPE_KEYS = ("mimeType", "mime_type", "mimetype", "mediaType", "media_type")
 _LEAST = 60
 _DEEPEST = 50
+_NO_TEXT = re.compile(
+    r"(?:image/(?!svg)|audio/|video/|font/|application/(?:pdf|zip|gzip|x-tar|ogg|msword|vnd\.))", re.IGNORECASE
+)
 _SHOWN = re.compile(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
 
 _ENCODED = re.compile(
@@ -39,13 +44,19 @@ _ENCODED = re.compile(
         (?:(?:\\{1,8}x|[\s:,-]{1,2}(?:0x)?)[\da-fA-F]{2}){255,}+)(?!\w)
     | ^(?P<dump>(?:(?:0x)?[\da-fA-F]{4,16}:?[ \t]{1,4}
         (?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2}){4,32}[^\n]{0,80}(?:\n|\Z)){16,}+)
+    | (?<!\w)(?P<literal>b(?:'(?:[^'\\\n]|\\x[\da-f]{2}|\\[nrt'\\]){100,}+'
+        |"(?:[^"\\\n]|\\x[\da-f]{2}|\\[nrt\\]){100,}+"))
     """,
     re.MULTILINE,
 )
-"""Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump. No part of a text is read often: a run
-begins where none of its alphabet stands before it."""
-_SIGNS = (re.compile(r"[A-Za-z0-9+/_-]{60}"), re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"))
-"""One of them is in each text with data but for SVG. To look for both takes a third of the time."""
+"""Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump, bytes as Python writes them. No part of
+a text is read often: a run begins where none of its alphabet stands before it."""
+_SIGNS = (
+    re.compile(r"[A-Za-z0-9+/_-]{60}"),
+    re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"),
+    re.compile(r"""\bb['"].{0,40}\\x"""),
+)
+"""One of them is in each text with data but for SVG. To look for them takes a third of the time."""
 _RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
 _PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
 _ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
@@ -71,6 +82,9 @@ _LEAST_NUMBERS, _LEAST_VECTOR, _VECTOR_STEP = 100, 256, 64
 measurements are not."""
 _LEAST_BYTES, _LEAST_VALUES = 1_000, 200
 """Bytes of the shortest list without a signature, and how many different ones it holds: ages and counts hold fewer."""
+
+_MOST_MEDIA = 64
+"""Written data of one result that gets addresses, the largest: their records take 25 KB of the session's state."""
 
 
 class Medium(NamedTuple):
@@ -119,6 +133,39 @@ def media_in(value: object, path: Path = (), media_type: str = "") -> Iterator[M
             yield Medium(data=decoded, media_type=typed(media_type, decoded), path=path, written=value)
         else:
             yield from _inside(value, path)
+
+
+def clear_media(response: Mapping[str, Any], mask: Masker) -> list[Medium]:
+    """The media that a response holds, but for secrets, which redaction masks where they stand; the largest, where they
+    are very many."""
+    media = list(media_in(response))
+    if mask:
+        clear = {medium.data for medium in media_in(mask.json(response))}
+        media = [medium for medium in media if sniffed(medium.data) or medium.data in clear]
+    lengths = sorted((len(medium.written) for medium in media), reverse=True)[:_MOST_MEDIA]
+    return [medium for medium in media if len(medium.written) >= lengths[-1]]
+
+
+def masked(medium: Medium, mask: Masker) -> Medium:
+    """A medium as the store keeps it: masked where it is text."""
+    if not mask or not is_text(medium.media_type):
+        return medium
+    with suppress(UnicodeDecodeError):
+        text = mask(medium.data.decode("utf-8", "surrogatepass"))
+        medium = medium._replace(data=text.encode("utf-8", "surrogatepass"))
+    return medium
+
+
+def is_clear(medium: Medium, mask: Masker) -> bool:
+    """Tells whether nothing of a medium is to be masked: of pictures, sound and the like, and of a text that says so;
+    not of what cannot be decoded."""
+    if not mask or _NO_TEXT.match(medium.media_type):
+        return True
+    try:
+        text = medium.data.replace(b"\0", b"").decode("utf-8")
+    except UnicodeDecodeError:
+        return False
+    return mask(text) == text
 
 
 def typed(media_type: object, data: bytes) -> str:
@@ -195,6 +242,11 @@ def _inside(text: str, path: Path) -> Iterator[Medium]:
             # Each line begins with its offset; what letters stand behind the bytes may look like more of them.
             if step > 0 and all(offset == lines[0][0] + step * row for row, (offset, _) in enumerate(lines)):
                 content = dumped, typed("", dumped)
+        elif literal := match["literal"]:
+            with suppress(SyntaxError, ValueError):
+                data = ast.literal_eval(literal)
+                if sniffed(data) or (len(data) >= _LEAST_BYTES and typed("", data) != "text/plain"):
+                    content = data, typed("", data)
         else:
             media_type = match["uri"] and match["uri"].replace("\\", "")
             at, data = _of_run(text, start if match["run"] else at, prefix, is_uri=media_type is not None)

@@ -166,12 +166,12 @@ class Candidates:
             numbers_by_id.update(zip((entry.id for entry in listed), numbers, strict=True))
             return listed
 
-        plain = self._pool.named(question)[0]
+        plain, is_named = self._pool.named(question)
         if vector.size and plain != question:
             with contextlib.suppress(EmbeddingError):  # names and all are near enough then
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
-        hits = self._pool.ranked(question, limit, entries, base, scores, without_thread=without_thread)
+        hits = self._pool.ranked(question, limit, entries, base, scores, is_named, without_thread=without_thread)
         result = [
             Remembered(memory=cached[numbers_by_id[hit.id]][0], score=hit.score, scores=hit.scores) for hit in hits
         ]

@@ -89,6 +89,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
+    draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window
     window = exceeding(draft.needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
@@ -125,5 +126,5 @@ def fit_to_window(draft: Draft, sent_contents: Sequence[Outgoing]) -> Draft:
 def content_changed(contents: Sequence[Outgoing], draft: Draft) -> bool:
     """Tells whether a draft removed or shortened any of these contents, but for the request."""
     digests = {item.origin: item.content.digest for item in draft.history.items}
-    compared_items = (item for item in contents if item.origin != draft.request_index)
+    compared_items = (item for item in contents if item.origin != draft.input.request.request_index)
     return any(digests.get(item.origin) != item.content.digest for item in compared_items)

@@ -87,7 +87,7 @@ def compact_conversation(draft: Draft) -> None:
         and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
         for strategy in (*late_strategies, net(settings))
     ):
-        _tell_broken_mark(draft, budget)
+        _tell_broken_mark(draft, budget, tokens)
         return  # No mark is passed, as at most calls, which need not read the history for that.
     for strategy in late_strategies:
         _trim(draft, strategy, _packed_conversation(draft, budget, by_hand=draft.manual_cut))
@@ -104,13 +104,13 @@ def compact_conversation(draft: Draft) -> None:
         _trim(draft, net(settings), _packed_conversation(draft, budget, by_hand=False))
         if draft.history.items == previous and not _leave_out_oldest(draft):
             break
-    _tell_broken_mark(draft, budget)
+    _tell_broken_mark(draft, budget, draft.conversation_tokens())
 
 
-def _tell_broken_mark(draft: Draft, budget: Budget) -> None:
+def _tell_broken_mark(draft: Draft, budget: Budget, tokens: int) -> None:
     """Notes, in expected tokens, where the request stays above a mark of the policy, since nothing more can be cut."""
     mark, calibration = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
-    whole, mark_tokens = draft.conversation_tokens() + budget.fixed, _mark_tokens(draft, budget.input)
+    whole, mark_tokens = tokens + budget.fixed, _mark_tokens(draft, budget.input)
     if mark < 1 and whole > mark_tokens:
         over = estimated(calibration, whole) - estimated(calibration, mark_tokens)
         others_note = f"the other layers take {estimated(calibration, budget.fixed):,} tokens"
@@ -221,9 +221,8 @@ def _host_conversation(draft: Draft) -> Conversation:
     items = [item._replace(content=item.raw) if item.form == "payload" else item for item in draft.history.items]
     # All that the host declares, not what is sent of it: declarations that become shorter at an invocation's first call
     # would move the ceiling at the second, and with it what `sliding_turns` leaves out, which ends the cached prefix.
-    fixed = source.usage.uncounted_tokens + sum(counter.tools(request.tools))
-    fixed += sum(counter.count_all(request.other_tools))
-    fixed += counter.system(draft.epoch.system, declares=bool(request.tools or request.other_tools))
+    head = counter.head(draft.epoch.system, request.tools, request.other_tools)
+    fixed = source.usage.uncounted_tokens + sum(head)
     budget = Budget.of(
         source.window,
         slack=source.window - draft.input_budget,
@@ -250,7 +249,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
     """
     source, settings = draft.input, draft.policy.conversation
     items = [_unpacked(draft, item) for item in draft.history.items]
-    conversation_tokens, request_at = draft.conversation_tokens(), item_place(draft.history.items, draft.request_index)
+    conversation_tokens, request_at = draft.conversation_tokens(), request_place(draft)
     payload_tokens, request_tokens = conversation_tokens - draft.conversation_tokens(items), 0
     if request_at is not None:
         request_tokens, items[request_at] = items[request_at].tokens, items[request_at]._replace(tokens=0)
@@ -364,7 +363,7 @@ def _take_out(draft: Draft, origins: Collection[int]) -> None:
 
 def _unpacked(draft: Draft, item: Outgoing) -> Outgoing:
     """An earlier invocation's message with its own text again; a cut breaks the prefix that its packed text kept."""
-    if item.form != "payload" or item.origin == draft.request_index:
+    if item.form != "payload" or item.origin == draft.input.request.request_index:
         return item
     return item._replace(content=item.raw, form="whole", tokens=draft.counter.content(item.raw), members=())
 
@@ -420,7 +419,7 @@ def hide_summary(draft: Draft) -> None:
 
 def request_place(draft: Draft) -> int | None:
     """The place of the request among the contents that are sent."""
-    return item_place(draft.history.items, draft.request_index)
+    return item_place(draft.history.items, draft.input.request.request_index)
 
 
 def leave_out(draft: Draft, groups: Iterable[Sequence[int]], spare: int = 0) -> None:

@@ -87,11 +87,12 @@ def _trim_tools(draft: Draft, tokens: int) -> None:
     counter, scope = draft.counter, draft.tools
     trimmed_tools: dict[str, Tool] = {}
     saved = 0
-    for tool in sorted(scope.sent, key=lambda tool: (-counter.tool(tool), tool.name)):
+    sized_tools = zip(counter.tools(scope.sent), scope.sent, strict=True)
+    for size, tool in sorted(sized_tools, key=lambda sized: (-sized[0], sized[1].name)):
         if saved >= tokens:
             break
         brief = trimmed(tool)
-        freed = counter.tool(tool) - counter.tool(brief)
+        freed = size - sum(counter.tools((brief,)))
         if freed > 0:
             trimmed_tools[tool.name] = brief
             saved += freed

@@ -38,7 +38,7 @@ def latest_turn_tokens(draft: Draft) -> int:
     # Whatever is asked for, the turn before the request is among them: a cut keeps the model's last answer.
     first = max((unit.turn for unit in parts), default=0) - max(settings.last_turns, 2) + 1
     latest = [items[at] for unit in parts if unit.turn >= first for at in unit.indices]
-    tokens = sum(item.tokens for item in latest if item.origin != draft.request_index)
+    tokens = sum(item.tokens for item in latest if item.origin != draft.input.request.request_index)
     share_left = 1.0 if _wants_all(settings) else settings.compact_to
     return int(tokens / (share_left * (1 - RECAP_SHARE))) + draft.input.growth_reserve
 
@@ -135,4 +135,5 @@ def _texts(draft: Draft) -> dict[str, int]:
     if media := sum(map(counter.media, draft.request_content.parts)) if draft.request_content is not None else 0:
         sizes["the files beside it"] = media
     sizes |= {f"acceptance item {item.id}": counter.count(item.text) for item in step.acceptance}
-    return sizes | {f"tool {tool.name}": counter.tool(tool) for tool in draft.tools.sent}
+    tools = draft.tools.sent
+    return sizes | {f"tool {tool.name}": size for tool, size in zip(tools, counter.tools(tools), strict=True)}

@@ -40,14 +40,16 @@ from aether_context.tokens.cache import DerivedColumns, PackCounter
 class EpochState(NamedTuple):
     """State that the epoch carries into this call; `apply_epoch` fills it.
 
-    ``system`` is the instruction as it is sent, and ``contract`` says whether it explains the pack. ``marks`` are those
-    of `Epoch`. ``epoch_reason`` is why a new epoch has to begin, None where nothing calls for one. ``has_chosen`` is
-    set where this invocation made its choices at an earlier call, and ``packed_form`` is what it then made of the human
-    message, if anything. ``earlier`` are the messages of earlier invocations that stay packed.
+    ``system`` is the instruction as it is sent, and ``contract`` says whether it explains the pack. ``plan`` is a short
+    hash of what the payload says of the step, ``marks`` are those of `Epoch`. ``epoch_reason`` is why a new epoch has
+    to begin, None where nothing calls for one. ``has_chosen`` is set where this invocation made its choices at an
+    earlier call, and ``packed_form`` is what it then made of the human message, if anything. ``earlier`` are the
+    messages of earlier invocations that stay packed.
     """
 
     system: str
     contract: bool
+    plan: str
     marks: Mapping[str, str]
     epoch_reason: EpochReason | None
     has_chosen: bool
@@ -159,9 +161,9 @@ class Draft:
 
     Args:
         columns: what earlier calls derived of the conversation's contents.
+        raw_tokens: tokens of each content as the host gave it.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
         past_end: the index before which contents belong to turns of the model that are over.
-        raw_tokens: tokens of each content as the host gave it.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -173,11 +175,11 @@ class Draft:
     policy: PackPolicy
     counter: PackCounter
     columns: DerivedColumns
+    raw_tokens: tuple[int, ...] = field(init=False)
     at_cut: bool = False
     past_end: int = 0
     tools: ToolSelection = field(init=False)
     epoch: EpochState = field(init=False)
-    raw_tokens: tuple[int, ...] = field(init=False)
     history: History = field(init=False)
     rankings: Rankings = field(default_factory=Rankings)
     selected: SelectedCandidates = field(default_factory=SelectedCandidates)
@@ -191,13 +193,10 @@ class Draft:
     account: Account = field(default_factory=Account)
 
     @property
-    def request_index(self) -> int | None:
-        """The index of the final human message, None where there is none."""
-        return self.input.request.request_index
-
-    @property
     def request_content(self) -> Content | None:
-        return self.input.request.contents[self.request_index] if self.request_index is not None else None
+        """The final human message, None where there is none."""
+        request = self.input.request
+        return request.contents[request.request_index] if request.request_index is not None else None
 
     @property
     def starts_epoch(self) -> bool:
@@ -243,11 +242,10 @@ class Draft:
     @property
     def needed_tokens(self) -> int:
         """Tokens of system instruction and request as the host gives them, and of the declarations that are sent."""
-        request, counter, raw = self.input.request, self.counter, self.request_content
-        declares = bool(self.tools.sent or request.other_tools)
-        tokens = self.input.usage.uncounted_tokens + counter.system(request.system, declares=declares)
-        tokens += sum(counter.tools(self.tools.sent)) + sum(counter.count_all(request.other_tools))
-        return tokens + (counter.content(raw) if raw is not None else 0)
+        request = self.input.request
+        head = self.counter.head(request.system, self.tools.sent, request.other_tools)
+        tokens = self.raw_tokens[request.request_index] if request.request_index is not None else 0
+        return self.input.usage.uncounted_tokens + sum(head) + tokens
 
     @property
     def payload_tokens(self) -> dict[Layer, int]:
@@ -267,13 +265,14 @@ class Draft:
     @property
     def summary_tokens(self) -> int:
         """The tokens of the summary as a message of its own."""
-        return summary_tokens(self.counter, self.history.sent_summary) if self.policy.conversation.summary_share else 0
+        summary = self.history.sent_summary if self.policy.conversation.summary_share else ""
+        return summary_tokens(self.counter, summary) if summary else 0
 
     def conversation_tokens(self, items: Sequence[Outgoing] | None = None) -> int:
         """Tokens of the conversation layer: of what is sent, or of ``items`` in its place, but for the human message,
         and of the summary."""
         items = self.history.items if items is None else items
-        tokens, request_at = sum(map(_TOKENS, items)), item_place(items, self.request_index)
+        tokens, request_at = sum(map(_TOKENS, items)), item_place(items, self.input.request.request_index)
         return tokens - (items[request_at].tokens if request_at is not None else 0) + self.summary_tokens
 
 

@@ -59,19 +59,19 @@ def apply_epoch(draft: Draft) -> None:
     draft.epoch = _epoch_state(draft)
     protect_instructions(draft)
     request = draft.input.request
-    draft.past_end = turn_start(request.contents, draft.request_index)
+    draft.past_end = turn_start(request.contents, request.request_index)
     packed_by_index = _earlier_messages(draft)
     draft.epoch = draft.epoch._replace(earlier=tuple(packed_by_index.values()))
     packed_form = draft.epoch.packed_form
-    if packed_form is not None and packed_form.before and draft.request_index is not None:
-        packed_by_index[draft.request_index] = packed_form
+    if packed_form is not None and packed_form.before and request.request_index is not None:
+        packed_by_index[request.request_index] = packed_form
     draft.message = Message(largest=packed_form.largest if packed_form is not None else None)
     keys = occurrence_keys(request.contents) if epoch.forms else ()
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
     for unit in units(request.contents) if told_tokens else ():
         # Without the request, which may be another agent's turn in that exchange, and without packed messages.
-        origins = [at for at in unit.indices if at != draft.request_index and at not in packed_by_index]
+        origins = [at for at in unit.indices if at != request.request_index and at not in packed_by_index]
         if origins and keys[origins[-1]] in told_tokens:
             flatten_exchange(draft, origins, told_tokens[keys[origins[-1]]])
 
@@ -100,7 +100,9 @@ def _epoch_state(draft: Draft) -> EpochState:
     if has_chosen and human is not None:
         key = (human.digest, source.identity.invocation)
         packed_form = next((message for message in epoch.payloads if (message.of, message.invocation) == key), None)
-    return EpochState(system, contract, marks, epoch_reason, has_chosen, packed_form)
+    # Payloads of different plans differ in it.
+    plan = short(hash_text(payload.step_text(source.step)))
+    return EpochState(system, contract, plan, marks, epoch_reason, has_chosen, packed_form)
 
 
 def _marks(draft: Draft, system: str) -> dict[str, str]:
@@ -108,6 +110,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     source, scope = draft.input, draft.tools
     step = source.step
     planned = source.validity != "unplanned"
+    checklist = payload.checklist(step)
     sent_names = {tool.name for tool in scope.sent}
     # As the host declares them: a declaration that a pack shortens has not changed.
     digests = [tool.digest for tool in source.request.tools if tool.name in sent_names]
@@ -116,7 +119,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
         "tools": short(hash_text("\n".join([*digests, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
         "role": short(hash_text(step.role)) if planned else "",
-        "acceptance": short(hash_text(payload.checklist(step))) if planned else "",
+        "acceptance": short(hash_text(checklist)) if planned else "",
     }
 
 
@@ -124,13 +127,12 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     """The history with packed messages and extracts as they were sent, each content by its `occurrence_keys`."""
     source, epoch, request, counter = draft.input, draft.input.epoch, draft.input.request, draft.counter
     raws, forms = request.contents, dict[int, ContentForm]()
-    planners = source.host.planners if source.validity == "valid" and draft.request_index is not None else ()
+    planners = source.host.planners if source.validity == "valid" and request.request_index is not None else ()
 
     def whole(*new: Sequence[Any]) -> Iterable[Outgoing]:
         return [Outgoing(raw, raw, index, "whole", tokens) for raw, index, tokens in zip(*new, strict=True)]
 
     # Nearly all are sent as they are. Of the others the epoch names most.
-    draft.raw_tokens = counter.column(draft.columns, "raw", raws)
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
     changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
     if planners:
@@ -145,7 +147,7 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
             content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
             forms[index] = ContentForm("extract", "window", tokens)
             items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
-        elif index != draft.request_index and (parts := _beside_plan(raw, planners)):
+        elif index != request.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.
             forms[index] = ContentForm("extract" if len(parts) > 1 else "left_out", "in_payload")
             if len(parts) == 1:
@@ -236,8 +238,8 @@ def flatten_exchange(draft: Draft, origins: Sequence[int], max_tokens: int) -> N
 
     So a call goes with its response, whatever the host makes of its history later.
     """
-    contents, last = draft.input.request.contents, origins[-1]
-    words = words_before(contents, origins[0], draft.request_index)
+    request, last = draft.input.request, origins[-1]
+    contents, words = request.contents, words_before(request.contents, origins[0], request.request_index)
     text = flattened([contents[origin] for origin in origins], max_tokens, words, draft.counter)
     flat = Outgoing(
         content=text,
@@ -288,11 +290,11 @@ def _earlier_messages(draft: Draft) -> dict[int, PackedMessage]:
         return messages
     # By its place, too: of equal messages each has a form of its own.
     by_place = {(message.place, message.of): message for message in source.epoch.payloads if message.before}
-    positions = source.request.positions
+    request, positions = source.request, source.request.positions
     for (position, digest), message in sorted(by_place.items(), key=lambda item: item[0]):
         index = bisect_left(positions, position)
-        is_there = positions[index : index + 1] == (position,) and source.request.contents[index].digest == digest
-        if is_there and index != draft.request_index and message.invocation != source.identity.invocation:
+        is_there = positions[index : index + 1] == (position,) and request.contents[index].digest == digest
+        if is_there and index != request.request_index and message.invocation != source.identity.invocation:
             messages[index] = message
     return messages if draft.epoch.has_chosen else {index: messages[index] for index in _still_packed(draft, messages)}
 
@@ -309,12 +311,12 @@ def _still_packed(draft: Draft, messages: Mapping[int, PackedMessage]) -> Sequen
     request from then on, but the provider has to read all that comes after it once more. So the latest one is weighed;
     those before it were in their turn. A message whose pack speaks of another plan returns, with all after it.
     """
-    counter, contents, plan = draft.counter, draft.input.request.contents, payload.plan_digest(draft.input)
-    staying = list(takewhile(lambda index: messages[index].plan == plan, messages))
+    counter, request, contents = draft.counter, draft.input.request, draft.input.request.contents
+    staying = list(takewhile(lambda index: messages[index].plan == draft.epoch.plan, messages))
     if not staying or len(staying) < len(messages):
         return staying
-    latest, request_index = staying[-1], len(contents) if draft.request_index is None else draft.request_index
-    tokens = draft.counter.column(draft.columns, "raw", contents)
+    latest, request_index = staying[-1], len(contents) if request.request_index is None else request.request_index
+    tokens = draft.raw_tokens
     packed_content = payload.packed_message(contents[latest], latest, messages[latest], draft)[0]
     # No earlier request held what comes after the model's last answer.
     unsent = next((at for at in range(request_index - 1, -1, -1) if contents[at].role == "model"), request_index)

@@ -44,14 +44,15 @@ def protect_instructions(draft: Draft) -> None:
 
 def absent_instructions(draft: Draft, sent_items: Iterable[Outgoing]) -> set[str]:
     """The ids of the instructions that stand in none of these contents, nor in an earlier message's payload there."""
-    if not draft.input.instructions:
+    instructions, request_index = draft.input.instructions, draft.input.request.request_index
+    if not instructions:
         return set()
-    items = [item for item in sent_items if item.origin != draft.request_index]
+    items = [item for item in sent_items if item.origin != request_index]
     digests = {item.raw.digest for item in items if item.form == "payload"}
     present = {name for message in draft.epoch.earlier if message.of in digests for name in message.instructs}
     return {
         instruction.id
-        for instruction in (draft.input.instructions if draft.request_index is not None else ())
+        for instruction in (instructions if request_index is not None else ())
         if instruction.id not in present and not any(_holds(item.content, instruction) for item in items)
     }
 

@@ -59,7 +59,7 @@ def bring_within_window(draft: Draft) -> None:
     """Brings the pack within the input budget, wherever anything that may give way holds enough."""
     if draft.input.host.passthrough_reason:
         return
-    is_too_long = excess_tokens(draft) > 0 and draft.needed_tokens > draft.budget.input
+    is_too_long = (excess := excess_tokens(draft)) > 0 and draft.needed_tokens > draft.budget.input
     last = (
         (_shorten_request, _flatten_last_exchange, hide_summary)
         if is_too_long
@@ -75,9 +75,10 @@ def bring_within_window(draft: Draft) -> None:
         partial(_shorten_parts, spares_media=False),
         *last,
     ):
-        if excess_tokens(draft) <= 0:
+        if excess <= 0:
             break
         act(draft)
+        excess = excess_tokens(draft)
     _tell_thoughtless(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
@@ -218,13 +219,13 @@ def _drop_other_messages(draft: Draft) -> None:
 
 def _removable_contents(draft: Draft) -> list[int]:
     """The places of the contents beside the request that may give way: all but the agent's instruction."""
-    items, request_index = draft.history.items, draft.request_index
+    items, request_index = draft.history.items, draft.input.request.request_index
     return [at for at, item in enumerate(items) if item.origin != request_index and not is_instruction(item.raw)]
 
 
 def _shorten_request(draft: Draft) -> None:
     """Shortens the human message until the pack is within the budget or nothing more may go."""
-    raw, index = draft.request_content, draft.request_index
+    raw, index = draft.request_content, draft.input.request.request_index
     if raw is None or index is None:
         return
     task, over = draft.measured["task"], excess_tokens(draft)

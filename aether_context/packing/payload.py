@@ -20,7 +20,6 @@ from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
-from aether_context.canonical import hash_text, short
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
 from aether_context.evidence.record import READ, SEARCH, STORED
@@ -29,6 +28,7 @@ from aether_context.pack import (
     AcceptanceItem,
     Candidate,
     Content,
+    Layer,
     Outgoing,
     PackedMessage,
     PackInput,
@@ -391,20 +391,14 @@ def offloaded_to(content: Content) -> str:
     return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
 
 
-def _addresses_of(items: Iterable[Outgoing]) -> list[frozenset[str]]:
-    return [addresses_of(item.content) for item in items]
-
-
-def _written_addresses(items: Iterable[Outgoing]) -> list[frozenset[str]]:
-    """The addresses that packs wrote, or that stand in calls and results."""
-    return [
-        frozenset()
-        if item.content.role != "user"
-        else addresses_of(item.content)
-        if item.form in ("payload", "summary", "merged")
-        else proofs_of(item.content)
-        for item in items
-    ]
+def _addresses_of(items: Iterable[Outgoing]) -> list[tuple[frozenset[str], frozenset[str]]]:
+    """The addresses in contents, and those among them that packs wrote, or that stand in calls and results."""
+    pairs = []
+    for content, form in ((item.content, item.form) for item in items):
+        addresses = addresses_of(content)
+        written = addresses if form in ("payload", "summary", "merged") else proofs_of(content)
+        pairs.append((addresses, written if content.role == "user" else frozenset[str]()))
+    return pairs
 
 
 def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]:
@@ -417,9 +411,9 @@ def addresses_in(draft: Draft, contents: tuple[Outgoing, ...]) -> frozenset[str]
     listed = {uri for candidate in source.candidates if (uri := _listed(candidate)) and _is_listed(uri, text)}
     known_uris = {*source.host.readings, *map(_listed, source.candidates)}
     addresses = {uri for candidate in texts for uri in artifact_uris(candidate)}
-    addresses = addresses.union(*filter(None, columns.extend("addresses", _addresses_of, contents)))
-    written = columns.extend("written addresses", _written_addresses, contents)
-    ours = filter(STORED.fullmatch, frozenset().union(*filter(None, written)))
+    in_contents = columns.extend("addresses", _addresses_of, contents)
+    addresses = addresses.union(*(every for every, _ in in_contents if every))
+    ours = filter(STORED.fullmatch, frozenset().union(*(written for _, written in in_contents if written)))
     return frozenset(addresses & known_uris).union(listed, ours)
 
 
@@ -487,31 +481,30 @@ def write_payload(draft: Draft) -> None:
     cache_key = (draft.selected, draft.step, draft.tools, draft.instructs, *message[2:])
     if message.cache_key == cache_key:
         return
-    source, scope, counter, request_index = draft.input, draft.tools, draft.counter, draft.request_index
-    packed_form, tokens = _message(draft), 0
+    source, scope, counter = draft.input, draft.tools, draft.counter
+    request_index, payload_tokens, tokens = source.request.request_index, draft.payload_tokens, 0
+    packed_form = _message(draft, payload_tokens)
     draft.message = message._replace(packed_form=packed_form, cache_key=cache_key)
     if request_index is not None:
         raw = source.request.contents[request_index]
-        written = Outgoing(content=raw, raw=raw, origin=request_index, form="whole", tokens=counter.content(raw))
         if packed_form is not None and packed_form.before:
             content, members = packed_message(raw, request_index, packed_form, draft)
-            written = written._replace(
-                content=content, form="payload", tokens=counter.content(content), members=members
-            )
+            written = Outgoing(content, raw, request_index, "payload", counter.content(content), members)
+        else:
+            written = Outgoing(raw, raw, request_index, "whole", draft.raw_tokens[request_index])
         items, request_at = draft.history.items, item_place(draft.history.items, request_index)
         if request_at is not None:
             items = (*items[:request_at], written, *items[request_at + 1 :])
         draft.history, tokens = draft.history._replace(items=items), written.tokens
-    other_tools = source.request.other_tools
-    system = counter.system(draft.epoch.system, declares=bool(scope.sent or other_tools))
+    system, declarations = counter.head(draft.epoch.system, scope.sent, source.request.other_tools)
     draft.measured = {
         "system": system + source.usage.uncounted_tokens,
-        "task": max(0, tokens - sum(draft.payload_tokens.values())),
-        "tools": sum(counter.tools(scope.sent)) + sum(counter.count_all(other_tools)),
+        "task": max(0, tokens - sum(payload_tokens.values())),
+        "tools": declarations,
     }
 
 
-def _message(draft: Draft) -> PackedMessage | None:
+def _message(draft: Draft, payload_tokens: Mapping[Layer, int]) -> PackedMessage | None:
     """Packs this invocation's human message; None where it is sent as it is."""
     source, policy, raw, previous = draft.input, draft.policy, draft.request_content, draft.epoch.packed_form
     if raw is None or source.host.passthrough_reason:
@@ -546,9 +539,9 @@ def _message(draft: Draft) -> PackedMessage | None:
         invocation=source.identity.invocation,
         text="",
         split=0,
-        used=draft.payload_tokens,
-        place=source.request.positions[draft.request_index or 0],
-        plan=plan_digest(source),
+        used=payload_tokens,
+        place=source.request.positions[source.request.request_index or 0],
+        plan=draft.epoch.plan,
         largest=largest,
         instructs=instructs,
     )
@@ -588,11 +581,6 @@ def _within(rendered: Payload, request: str, ceiling: int | None, counter: PackC
     header = HANDED_OVER if checklist.endswith(HANDED_OVER) else REQUEST
     material = rendered.head + checklist.removesuffix(header)
     return cut(material, ceiling - counter.count(header), query=checklist), f"{header}{request}"
-
-
-def plan_digest(source: PackInput) -> str:
-    """A short digest of all that the step says. Payloads of different plans differ in it."""
-    return short(hash_text(step_text(source.step)))
 
 
 def packed_message(

@@ -114,7 +114,7 @@ def render_pack(draft: Draft) -> Pack:
         newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
-    request_index = draft.request_index
+    request_index = source.request.request_index
     request_tokens = next((item.tokens for item in reversed(plain) if item.origin == request_index), 0)
     in_contents = sum(map(_TOKENS, contents))
     conversation_tokens = in_contents - request_tokens
@@ -199,15 +199,14 @@ def _whole_history_tokens(draft: Draft) -> int:
     source, counter = draft.input, draft.counter
     request = source.request
     tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
-    system = counter.system(request.system, declares=bool(tools or request.other_tools))
-    declarations = sum(counter.tools(tools)) + sum(counter.count_all(request.other_tools))
+    head = sum(counter.head(request.system, tools, request.other_tools))
 
     def without_reading(contents: Sequence[Content], sizes: Sequence[int]) -> list[int]:
         pairs = zip(contents, sizes, strict=True)
         return [0 if _of_readers(content) else tokens for content, tokens in pairs]
 
     contents = sum(draft.columns.extend("host tokens", without_reading, request.contents, draft.raw_tokens))
-    return system + declarations + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
+    return head + source.epoch.cut_tokens + contents + source.usage.offloaded_tokens
 
 
 def _of_readers(content: Content) -> bool:
@@ -344,7 +343,7 @@ def _changed_row(draft: Draft, origin: int, row: Row, sent_item: Outgoing | None
         form, reason = "extract", "provider_limit"
     return replace(
         row,
-        layer="task" if origin == draft.request_index else "conversation",
+        layer="task" if origin == draft.input.request.request_index else "conversation",
         form=form,
         reason=reason,
         sent_tokens=sent_item.tokens if sent_item is not None and sent_item.tokens != row.tokens else None,

@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from aether_context import retrieval
 from aether_context.canonical import strings
-from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part, recalled_id
+from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, Rankings, SelectedCandidates
 from aether_context.retrieval import Left, Ranking
@@ -30,22 +30,23 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     source, settings, counter = draft.input, draft.policy.retrieval, draft.counter
     if draft.epoch.has_chosen or source.host.passthrough_reason or not source.candidates:
         return
-    if draft.request_index is None:
+    if (request_index := source.request.request_index) is None:
         draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
     query = retrieval.query_for(source)
+    turns_k = most_turns(settings, source)
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.
     now, redact = source.identity.last_event_time, draft.policy.redact
     candidates = retrieval.ranked(_demote_preferences(source, counter), query, asked=now, embedder=None, redact=redact)
     # The message to be answered in its own words: what its payload holds is what is chosen here.
-    contents = [item.raw if item.origin == draft.request_index else item.content for item in sent_contents]
+    contents = [item.raw if item.origin == request_index else item.content for item in sent_contents]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
     # Turns that are still sent are ranked with those that are not, and left out here. So a search for turns depends on
     # the history alone, and not on what the pack before it cut.
     sent_ids = {
         recalled_id(source.request.positions[item.origin], item.raw.digest)
-        for item in sent_contents
+        for item in (sent_contents if any(candidate.source == RECALLED for candidate in candidates) else ())
         if item.form != "placeholder"
     }
 
@@ -60,7 +61,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
             [candidate for candidate in candidates if candidate.layer == layer],
             k=k,
             settings=settings,
-            turns_k=most_turns(settings, source),
+            turns_k=turns_k,
             is_short=is_short,
             tail=tail,
             sent=sent_ids,
@@ -143,6 +144,6 @@ def render_line(candidate: Candidate) -> str:
 
 def _count_candidates(candidates: Sequence[Candidate], counter: PackCounter) -> tuple[Candidate, ...]:
     """Candidates with their lines, and the tokens of these, each with the line break behind it."""
-    candidates = [replace(candidate, line=render_line(candidate)) for candidate in candidates]
-    counter.count_all([candidate.line for candidate in candidates])
-    return tuple(replace(candidate, tokens=counter.count(candidate.line) + 1) for candidate in candidates)
+    lines = [render_line(candidate) for candidate in candidates]
+    sized = zip(candidates, lines, counter.count_all(lines) if lines else (), strict=True)
+    return tuple(replace(candidate, line=line, tokens=tokens + 1) for candidate, line, tokens in sized)

@@ -64,7 +64,7 @@ def _fitting(draft: Draft) -> ToolSelection | None:
     reasons: dict[str, Keep] = {tool.name: "essential" for tool in tools if tool.essential}
     pinned = [name for name in open_tools if name in settings.always]
     declared_names = dict.fromkeys(pinned)
-    room -= counter.tool(FIND_TOOLS) + sum(costs[name] for name in pinned)
+    room -= sum(counter.tools((FIND_TOOLS,))) + sum(costs[name] for name in pinned)
     for name in open_tools:
         if name not in declared_names and (len(declared_names) < _LEAST_TOOLS or costs[name] <= room):
             declared_names[name] = None

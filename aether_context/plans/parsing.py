@@ -527,7 +527,9 @@ class _Reader:
         for _ in range(_MOST_DEPTH):
             values = raw.values() if isinstance(raw, Mapping) and not _reads_as_step(raw) else ()
             inner = [inner_step for inner_step in map(opened, values) if isinstance(inner_step, Mapping)]
-            raw = inner[0] if len(inner) == 1 else raw
+            if len(inner) != 1:
+                break
+            raw = inner[0]
         if isinstance(raw, str) and "\n" in raw:
             raw = next((data for data, _ in readings(raw) if _reads_as_step(data)), raw)
         leaf = self.leaf(raw, path)

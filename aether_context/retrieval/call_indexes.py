@@ -79,17 +79,17 @@ def ranked(
     for number, candidate in enumerate(candidates):
         if "similarity" not in candidate.scores:
             layers.setdefault(candidate.layer, {})[str(number)] = candidate
-    result = list(candidates)
+    result, mask = list(candidates), masker(redact) if redact else None
     for layer in layers.values():
         entries = [
             Entry(id=key, text=candidate.text, time=candidate.time, speaker=candidate.speaker or None)
             for key, candidate in layer.items()
         ]
-        index = HybridIndex(entries, embedder or "none", redact=masker(redact))
+        index = HybridIndex(entries, embedder or "none", redact=mask)
         # Also of those that say no more of it than any other: whether a memory may enter is not for the others to say.
         for hit in index.search(query, len(entries), asked=asked, every=True):
-            candidate = layer[hit.id]
-            result[int(hit.id)] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
+            key, candidate = int(hit.entry.id), layer[hit.entry.id]
+            result[key] = replace(candidate, scores={**candidate.scores, **scores_of(hit)})
     return tuple(result)
 
 

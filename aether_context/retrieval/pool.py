@@ -261,6 +261,7 @@ class Pool:
         entries: Callable[[Places], Sequence[Entry]],
         base: Floats,
         scores: Mapping[str, Floats],
+        is_named: NDArray[np.bool_],
         *,
         asked: float | None = None,
         every: bool = False,
@@ -271,6 +272,7 @@ class Pool:
         Args:
             entries: says what stands at places, in their order.
             base: how well each text answers by itself; ``scores`` is what that is made of, both as of `score`.
+            is_named: which texts are those of speakers that the query means, as of `named`.
             asked: when the query is asked, seconds since 1970 UTC; None takes the latest time of any text.
             every: whether texts that answer nothing of it are hits, too.
             without_thread: the number of a thread whose texts are no hits.
@@ -288,7 +290,7 @@ class Pool:
                 scores["recency"] = _RECENCY_WEIGHT * terms.freshness(self._times, now=now)
                 total = total + scores["recency"]
         asking = np.where(self._marks[:, 1] == terms.hashes_of([terms.QUESTION]), _ASKING, 1.0)
-        scores["weight"] = np.where(self.named(query)[1], _NAMED, 1.0) * asking
+        scores["weight"] = np.where(is_named, _NAMED, 1.0) * asking
         total = np.round(total * scores["weight"], 9)
         if without_thread is not None:
             total = np.where(self._threads == without_thread, 0.0, total)
@@ -506,11 +508,11 @@ class HybridIndex:
         if not self._entries or limit <= 0:
             return []
         query = self._redact(query)
-        plain = self._texts.named(query)[0]
+        plain, is_named = self._texts.named(query)
         vector = vectors_of(self._embedder, [plain], "query")
 
         def entries(places: Places) -> list[Entry]:
             return [self._entries[row] for row in places.tolist()]
 
         base, scores = self._texts.score(plain, vector, lambda places: [self._said[at] for at in places.tolist()])
-        return self._texts.ranked(query, limit, entries, base, scores, asked=asked, every=every)
+        return self._texts.ranked(query, limit, entries, base, scores, is_named, asked=asked, every=every)

@@ -112,6 +112,12 @@ class PackStore:
         self.files = Files(url, options)
         self._index = IndexWriter()
 
+    @classmethod
+    def of(cls, store: PackStore | str | None) -> PackStore:
+        """The store that is given, else the environment's, else the default one."""
+        url = os.environ.get("AETHER_CONTEXT_STORE") or DEFAULT_STORE
+        return store if isinstance(store, PackStore) else cls(store or url)
+
     @property
     def url(self) -> str:
         """The base URL."""

@@ -135,11 +135,12 @@ def record(
     starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
     chain = Tip() if tip is None or starts_chain else tip
 
+    of_contents, of_candidates = pack.rows[: len(request.contents)], pack.rows[len(request.contents) :]
     keys = [row_key(row) for row in pack.rows]
-    rows = tuple(row for row, key in zip(pack.rows, keys, strict=True) if key not in chain.rows or not is_content(row))
+    rows = (*(row for row, key in zip(of_contents, keys, strict=False) if key not in chain.rows), *of_candidates)
     # What is masked counts what it stands for, which may be another text in a later pack.
     new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
-    with_count = {short(row.hash, 16) for row in pack.rows if is_content(row)}
+    with_count = {short(row.hash, 16) for row in of_contents}
     counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
 
     # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
@@ -191,7 +192,7 @@ def record(
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
     breaks = request.rewritten or (tip is not None and tip.host != host)
-    verdict = pack.verdict
+    verdict, checksum = pack.verdict, pack.checksum
     uris = tuple(sorted(verdict.artifact_uris))
     manifest = Manifest(
         pack_id=pack_id(identity, step),
@@ -217,7 +218,7 @@ def record(
         whole_history_tokens=pack.tokens.whole_history,
         over_window=pack.tokens.over_window,
         whole_history_breaks=breaks,
-        checksum=pack.checksum if sent is None else sent.checksum,
+        checksum=checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
         plan_validity=source.validity if source.validity != verdict.validity else None,
         profile=policy.profile,
@@ -255,7 +256,7 @@ def record(
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=setting_digest if chain.setting != setting_digest else "",
         texts=policy.record == "full",
-        stages=stage_hashes(pack),
+        stages=stage_hashes(pack, checksum),
     )
     parts = {name: canonical_json(value) for name, value in manifest.replay_fields().items()}
     text = canonical_object(parts | ({"texts": canonical_object(members)} if manifest.texts else {})).encode()
@@ -314,20 +315,20 @@ def _first_words(request: Request) -> str:
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:
     """An epoch as manifests hold it, with hashes in the place of its texts; and the texts by their hashes."""
     texts = [message.text for message in epoch.payloads]
-    payloads = tuple(replace(message, text=hash_text(message.text)) for message in epoch.payloads)
-    summary = hash_text(epoch.summary) if epoch.summary else ""
-    by_hash = {hash_text(text): text for text in (*texts, epoch.summary) if text or texts}
-    return replace(epoch, summary=summary, payloads=payloads), by_hash
+    digests = {text: hash_text(text) for text in (*texts, epoch.summary) if text or texts}
+    payloads = tuple(replace(message, text=digests[message.text]) for message in epoch.payloads)
+    summary = digests[epoch.summary] if epoch.summary else ""
+    return replace(epoch, summary=summary, payloads=payloads), {digest: text for text, digest in digests.items()}
 
 
-def stage_hashes(pack: Pack) -> dict[str, str]:
-    """Short hashes of each stage's result, in the order of the stages."""
+def stage_hashes(pack: Pack, checksum: str) -> dict[str, str]:
+    """Short hashes of each stage's result, in the order of the stages; that of the last is the pack's checksum."""
     rows = pack.rows[: len(pack.source.request.contents)]
     results = {
         "read": hash_text("\n".join(row.hash for row in rows)),
         "count": [hash_text("\n".join(str(row.tokens) for row in rows)), pack.to_store.stages["count"]],
         **{stage: pack.to_store.stages[stage] for stage in _STAGES},
-        "write": pack.checksum,
+        "write": checksum,
     }
     return {stage: short(hash_json(result)) for stage, result in results.items()}
 

@@ -103,14 +103,12 @@ class PackCounter:
         """The values that earlier packs of a conversation derived of its contents, with this counter."""
         if self._recorded:  # another build's counts are no cache's
             return DerivedColumns()
-        columns = self._cache.columns.get((self._scope, conversation)) or DerivedColumns()
-        self._cache.columns.put((self._scope, conversation), columns)
-        return columns
+        return self._cache.columns.get_or_put((self._scope, conversation), lambda _: DerivedColumns())
 
-    def column(self, columns: DerivedColumns, name: Hashable, contents: tuple[Content, ...]) -> tuple[int, ...]:
+    def column(self, columns: DerivedColumns, contents: tuple[Content, ...]) -> tuple[int, ...]:
         """Tokens of many contents as `contents` counts them, in a column."""
-        tokens = columns.extend((name, "tokens"), self.contents, contents)
-        keys = columns.extend((name, "key"), lambda new: [short(content.digest, 16) for content in new], contents)
+        tokens = columns.extend("tokens", self.contents, contents)
+        keys = columns.extend("key", lambda new: [short(content.digest, 16) for content in new], contents)
         self.counts.update(zip(keys, tokens, strict=True))
         return tokens
 
@@ -136,7 +134,7 @@ class PackCounter:
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
-        return self.counts.get(short(content.digest, 16)) or self.contents((content,))[0]
+        return self.contents((content,))[0]
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """Tokens of many contents; unknown ones are counted in one pass."""
@@ -148,12 +146,8 @@ class PackCounter:
         """Tokens of the framing of many contents, which `contents` includes."""
         return [frame_of(item.content, self.framing) for item in items]
 
-    def tool(self, tool: Tool) -> int:
-        """Tokens of a declaration as the provider writes it out."""
-        return self.tools((tool,))[0]
-
     def tools(self, tools: Sequence[Tool]) -> list[int]:
-        """Tokens of many declarations, counted in one pass."""
+        """Tokens of declarations as the provider writes them out, counted in one pass."""
         framing = self.framing
         items = [(short(tool.digest, 16), 0, tool) for tool in tools]
         return self._count_items(items, lambda tool: (written_declaration(tool.wire, framing), framing.tool))
@@ -170,6 +164,12 @@ class PackCounter:
             key = short(hash_text(f"system+{frame}\n{text}"), 16)
             self._texts[frame, text] = self._count_items([(key, 0, text)], lambda text: (text, frame))[0]
         return self._texts[frame, text]
+
+    def head(self, system: str, tools: Sequence[Tool], other_tools: Sequence[str]) -> tuple[int, int]:
+        """Tokens of what stands before the contents of a request: of the system instruction as by `system`, and of all
+        declarations."""
+        declarations = sum(self.tools(tools)) + sum(self.count_all(other_tools))
+        return self.system(system, declares=bool(tools or other_tools)), declarations
 
     def media(self, part: Part) -> int:
         """Tokens of a part's media. A recorded part no longer has its media, so an earlier build's count is used."""

@@ -231,6 +231,13 @@ class NearLimit(NamedTuple):
     measure: Measure
     limit: Amount
 
+    @property
+    def note(self) -> str:
+        """The manifest's note on a pack that was made economically. It stays the same while the level does."""
+        unit = {"cost": "US dollars", "total": "tokens"}.get(self.measure, f"{self.measure} tokens")
+        state = "reached" if self.level == 2 else "near"
+        return f"packed economically: the {self.scope}'s limit of {self.limit:,} {unit} is {state}"
+
 
 class LedgerReport(NamedTuple):
     """All accounts of a session. ``accuracy`` is over the latest 256 calls."""

@@ -15,10 +15,10 @@ from google.genai import types
 
 from aether_context.adk.acceptance import REPAIR
 from aether_context.adk.bounds import Waits, aside, in_thread
-from aether_context.adk.call import Contents, ModelCall, PreparedCall, caller_of, looks_quoted
+from aether_context.adk.call import Contents, ModelCall, PreparedCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents, AgentState, CallContents
 from aether_context.adk.request.history import AgentHistory, HistoryRow, first_position, origins_of
-from aether_context.adk.request.host_request import host_request, request_index_of, transient_contents
+from aether_context.adk.request.host_request import host_of, host_request, request_index_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of, last_unread
 from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
@@ -27,25 +27,21 @@ from aether_context.adk.request.reader import (
     Reader,
     characters,
     is_answer,
-    is_free,
     is_message,
     media_marks,
     structure,
 )
 from aether_context.adk.session import Records, SessionRecords, live_events, load_epoch
 from aether_context.conversation.epoch import live_positions
-from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
     NOTHING,
     Content,
     Epoch,
-    Host,
     Identity,
     Pack,
     PackedMessage,
     PackInput,
     Previous,
-    Request,
     Search,
     Usage,
     noted,
@@ -57,14 +53,10 @@ from aether_context.store.files import Files
 from aether_context.store.turns import TurnFiles
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
-from aether_context.usage.prices import cached_share
 
 _MOST_PLANS, _MOST_UNARCHIVED = 256, 20
 _CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
-_USUAL_CACHED_PRICE = 0.1
-_DAY = 86_400
-"""Seconds."""
 _CONTENT_CHARACTERS = 500
 """What a content is taken to have."""
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
@@ -74,11 +66,12 @@ class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
     ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for, ``files`` those of
-    the store that keeps what hosts do not load any more.
+    the store that keeps what hosts do not load any more, and ``arm`` is the name of the packer's arm.
     """
 
-    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None) -> None:
+    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None, arm: str = "") -> None:
         self.reader = Reader()
+        self._arm = arm
         self._files = files
         self._records = records
         self._waits = waits
@@ -160,7 +153,7 @@ class Gatherer:
                 begin, unsent = _unloaded(call, raw, loads)
             elif tracked:
                 self.history(state, rewound)
-        first = contents.first
+        first, count = contents.first, contents.first + len(raw)
         if request_index is not None:
             request_index += first
         rows = history.rows[:first] if history is not None else []
@@ -182,6 +175,7 @@ class Gatherer:
         by_hand = session_note(call.state, CUT, identity.session)
         rewritten = _rewrote(call, stored) or bool(stored.number and stored.rewound != rewound)
         config = call.request.config
+        output_limit = config.max_output_tokens if config is not None else None
         # How a session grew before an invocation is the same at each of its calls.
         if rows or state.growth[0] != identity.invocation:
             state.growth = (identity.invocation, _growth(events, rows, identity))
@@ -190,19 +184,19 @@ class Gatherer:
             request=host.head._replace(rewritten=rewritten),
             window=call.window.tokens,
             # The limit of the answer counts where that shares the window with the request.
-            output_tokens=config.max_output_tokens if config is not None and shares_window(model) else None,
+            output_tokens=output_limit if output_limit is not None and shares_window(model) else None,
             step=planned.step,
             validity=planned.validity,
             invalid_reason=planned.invalid_reason,
             previous=Previous(last.pack.sent, last.name) if last is not None else Previous(),
-            host=_host(call, host.head, records, identity, by_hand),
+            host=host_of(call, host.head, records, identity, by_hand)._replace(arm=self._arm),
             usage=Usage(growth=state.growth[1], offloaded_tokens=call.offloaded_tokens),
             problems=planned.problems,
         )
         follow = partial(
             next_input,
             base,
-            first + len(raw),
+            count,
             frozen.__getitem__,
             replace(stored, rewound=rewound),
             request_index=request_index,
@@ -210,9 +204,9 @@ class Gatherer:
             limits=call.limits,
             sees_own=call.policy.sees == "own" and not untouched,
         )
-        frozen.take_over(live_positions(stored, len(contents)))
+        frozen.take_over(live_positions(stored, count))
         # Off the event loop where many contents are read for the first time.
-        unread = len(contents) - (last.length if last is not None else 0)
+        unread = count - (last.length if last is not None else 0)
         source = await aside(_CONTENT_CHARACTERS * unread, partial(follow, begin=begin, restored=contents.first))
         if frozen.has_changed and is_trusted:
             # The host rewrote what was read before, so that nothing about it is taken for granted.
@@ -246,7 +240,7 @@ class Gatherer:
             candidates += tuple(memories)
             embedder = embedder if was_preloaded else found_by
         recorded = {candidate.uri for candidate in candidates}
-        results = [record for record in records.results(call.context) if record.uri not in recorded]
+        results = [record for record in records.results(call) if record.uri not in recorded]
         if call.policy.sees == "own":
             results = [record for record in results if record.agent == call.context.agent_name]
         candidates += stored_results(call, results, request.contents)
@@ -349,8 +343,9 @@ class Gatherer:
 
 def original_text(message: PackedMessage, contents: Contents, frozen: CallContents) -> str:
     """The text of the message that a packed one stands for, mostly still where it was; empty where it is gone."""
-    for at in chain((message.place,), range(len(contents) - 1, -1, -1)):
-        if 0 <= at < len(contents) and contents[at].role == "user":
+    count = len(contents)
+    for at in chain((message.place,), range(count - 1, -1, -1)):
+        if 0 <= at < count and contents[at].role == "user":
             content = frozen[at]
             if content.digest == message.of:
                 return content.text
@@ -361,25 +356,6 @@ def _authors(call: ModelCall, records: Records) -> Authors:
     message = call.context.user_content
     quotes = [*records.user_quotes, *([message] if message is not None and looks_quoted(message) else ())]
     return Authors(records.authors, [content.parts for content in quotes])
-
-
-def _host(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
-    """The host's side of a call, but for what the conversation decides."""
-    config, window = call.request.config, call.window
-    price = cached_share(call.model, int(identity.last_event_time // _DAY))
-    return Host(
-        passthrough_reason=call.passthrough_reason,
-        # A limit counts cached input in full.
-        cached_price=1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4),
-        can_mask="gemini" in call.model and (config is None or config.tool_config is None),
-        can_find=config is not None and is_free(config),
-        can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
-        asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
-        window_mark=window.mark,
-        most_window=window.max_tokens,
-        readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
-        planners=tuple(sorted({*call.policy.planners, *records.planners})),
-    )
 
 
 def _completed(call: ModelCall) -> tuple[str, object]:
@@ -424,7 +400,6 @@ def _identity(call: ModelCall, records: Records) -> Identity:
         if event.invocation_id != invocation:
             break
         number += is_answer(event, agent, branch)
-    caller = caller_of((app, user, session))
     return Identity(
         app,
         user,
@@ -435,7 +410,7 @@ def _identity(call: ModelCall, records: Records) -> Identity:
         number + call.is_second_try,
         last_event_id=events[-1].id if events else "",
         last_event_time=records.time(events),
-        caller=caller.session if caller is not None else None,
+        caller=call.caller.session if call.caller is not None else None,
     )
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import chain, takewhile
+from typing import Any
 
 from google.adk.events.event import Event
 from google.genai import types
@@ -12,11 +13,16 @@ from google.genai import types
 from aether_context.adk.call import ModelCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents
 from aether_context.adk.request.memories import past_conversations, preloaded
-from aether_context.adk.request.reader import Reader
+from aether_context.adk.request.reader import Reader, is_free
+from aether_context.adk.session import Records
 from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
-from aether_context.pack import Candidate, Request
+from aether_context.evidence.record import READ, SEARCH
+from aether_context.pack import Candidate, Host, Identity, Request
+from aether_context.usage.prices import cached_share
 
+_USUAL_CACHED_PRICE = 0.1
+_DAY_SECONDS = 86_400
 _PENDING = {"status": "pending"}
 """The answer of a call that none has come for."""
 
@@ -62,6 +68,25 @@ def host_request(call: ModelCall, reader: Reader, agent_contents: AgentContents)
         preloaded=block[1] if block is not None else None,
         last_answer=next((at for at in range(len(contents), 0, -1) if contents[at - 1].role == "model"), 0),
         request_index=_request_index(contents, user_content, agent_contents, answered),
+    )
+
+
+def host_of(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
+    """The host's side of a call, but for what the conversation decides."""
+    config, window = call.request.config, call.window
+    price = cached_share(call.model, int(identity.last_event_time // _DAY_SECONDS))
+    return Host(
+        passthrough_reason=call.passthrough_reason,
+        # A limit counts cached input in full.
+        cached_price=1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4),
+        can_mask="gemini" in call.model and (config is None or config.tool_config is None),
+        can_find=config is not None and is_free(config),
+        can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+        asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
+        window_mark=window.mark,
+        most_window=window.max_tokens,
+        readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
+        planners=tuple(sorted({*call.policy.planners, *records.planners})),
     )
 
 

@@ -48,8 +48,9 @@ async def active_instructions(
     Args:
         contents: what the host loads of the agent's history.
     """
-    tools = {} if call.passthrough_reason else instructing_tools(call.request, call.policy)
-    named = [content for content in contents if tools and _uses(content, tools)]
+    if call.passthrough_reason or not (tools := instructing_tools(call.request, call.policy)):
+        return ()
+    named = [content for content in contents if _uses(content, tools)]
     loaded: dict[str, Candidate] = {}
     results = pair_results(reader.content(content, call.model) for content in named)
     for part, requested in (answer for of_content in results for answer in of_content):

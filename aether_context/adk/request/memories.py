@@ -182,7 +182,8 @@ def stored_results(
 ) -> tuple[Candidate, ...]:
     """Results of tools as candidates: those in the conversation, which a cut may take, and of the others, of which a
     session can have hundreds, those that have most words of the request, the latest first."""
-    contents = contents if records else ()
+    if not records:
+        return ()
     sent_uris = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
     words = query_words(f"{words_of(call.context.user_content)} {call.planned.step.text}".casefold())
 
