@@ -165,7 +165,7 @@ def test_what_somebody_made_without_the_key_is_not_read(store: PackStore, monkey
     talk(chat)
     (message,) = files(store, "message")
     name = "/".join(message.path.rsplit("/", 2)[1:])
-    turns = TurnFiles(store.files, "shop", "ann", "s1", "", "clerk")
+    turns = TurnFiles(store.files, "shop", "ann", "s1", "", "clerk", chat.manifests()[-1].epoch.rewound)
     known, records = turns.read(), store.evidence("shop", "ann", "s1")
     assert known
     assert records
