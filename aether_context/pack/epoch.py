@@ -155,7 +155,7 @@ class Epoch(Recorded):
     unseen: Unseen = ()
     """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
     rewound: str = ""
-    """The id of the session's last rewind that the epoch follows; empty for none."""
+    """The id of the event that the epoch follows: the last rewind or compaction, or the first event; empty for none."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -260,8 +260,9 @@ class _Search:
         earlier, self.places = self.places, {}
         for key, looked in groupby(sorted(self._looked, key=itemgetter(0)), itemgetter(0)):
             calls = list(looked)
-            turns = TurnFiles(self.replayer.store.files, *key).read()
-            stored = {content_name(at, turns[at]["digest"]): turns[at] for at in sorted(turns)}
+            scopes = dict.fromkeys((*key, manifest.epoch.rewound) for _, manifest, *_ in calls)
+            turns = [sorted(TurnFiles(self.replayer.store.files, *scope).read().items()) for scope in scopes]
+            stored = {content_name(at, turn["digest"]): turn for of_scope in turns for at, turn in of_scope}
             contents = {name: content_from_wire(canonical_json(turn["content"])) for name, turn in stored.items()}
             tools = tool_names(contents)
             for name, content in contents.items():

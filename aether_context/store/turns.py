@@ -3,12 +3,13 @@
     {base}/{app}/{user}/{session}/turns/{scope}/{number}-{start}-{stop}-{hash}.json.gz
 
 A file holds contents at positions from ``start`` to before ``stop``: with gzip, a line with the hash of what follows,
-signed where a key is set, and a line of JSON. ``scope`` stands for agent and branch, and for the session's last rewind:
-what that took back is in no file that is read after it. Of two files that hold a position the one with the higher
-number is right, so that equal ones may be there twice, and what the host changed is written once more. Numbers are
-seconds since 1970 UTC, or follow on a higher one. Each write takes in the files beside it that are not much longer, so
-that there are about as many as the number of contents has binary digits; where the store is away it takes in none, and
-waits in the spool like a pack.
+signed where a key is set, and a line of JSON. ``scope`` stands for agent and branch, and for the event with which the
+turns begin, the session's last rewind or compaction, else its first where a host loads a part of the events: what stood
+there before is in no file that is read after it. Of two files that hold a position the one with the higher number is
+right, so that equal ones may be there twice, and what the host changed is written once more. Numbers are seconds since
+1970 UTC, or follow on a higher one. Each write takes in the files beside it that are not much longer, so that there are
+about as many as the number of contents has binary digits; where the store is away it takes in none, and waits in the
+spool like a pack.
 """
 
 from __future__ import annotations

@@ -67,7 +67,7 @@ class AgentHistory:
 
     def __init__(self, reader: Reader, files: TurnFiles | None = None, rewound: str = "") -> None:
         self.rewound = rewound
-        """The id of the session's last rewind; empty for none."""
+        """The id of the event with which it begins, as `turns_begin` gives it; empty for none."""
         self.rows: list[HistoryRow | None] = []
         """None stands for a content that is not known."""
         self.live: Mapping[int, types.Content] = {}
