@@ -8,10 +8,12 @@ the address of that. One whose whole could not be stored stays as it is: no addr
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
+from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.tools.base_tool import BaseTool
@@ -68,9 +70,9 @@ _MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_MOST_SHOWN = 10_000
-"""Results of all sessions whose extracts are remembered, 2 KB each: to make one takes 5 ms, and each call shows all of
-its session's."""
+_MOST_SHOWN_TOKENS, _LEAST_SHOWN_TOKENS = 10_000_000, 100
+"""Of the extracts of all sessions that are remembered, about 40 MB, and what each counts at least: to make one takes
+5 ms, and each call shows all of its session's."""
 
 _OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"
 
@@ -105,7 +107,8 @@ class Offloader:
         rules = policy.offload.tools
         self._always = frozenset(name for name in rules if rules[name] == "always")
         self._never = frozenset(name for name in rules if rules[name] in ("never", "instructs"))
-        self._shown: SharedLRU[object, StoredResult] = SharedLRU(_MOST_SHOWN)
+        self._shown: LRUCache[object, StoredResult] = LRUCache(_MOST_SHOWN_TOKENS, _shown_tokens)
+        self._showing = threading.Lock()
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
         """Of results the hash of what the store keeps, and the size as JSON."""
         self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
@@ -469,7 +472,8 @@ class Offloader:
     def _remember(self, key: object, stored: StoredResult) -> None:
         """Remembers what is shown of a result, without the result itself."""
         response = {} if stored.record.form == "verbatim" else stored.response
-        self._shown.put(key, stored._replace(response=response, data=b""))
+        with self._showing:
+            self._shown[key] = stored._replace(response=response, data=b"")
 
     def _extract(self, tool: str, response: Mapping[str, Any], known_results: _Results) -> Mapping[str, Any] | None:
         """Finds the extract that is shown of a response; None where the response itself is sent."""
@@ -482,7 +486,8 @@ class Offloader:
         if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._never)):
             return None
         key = (tool, same, record.query, record.window)
-        stored = self._shown.get(key)
+        with self._showing:
+            stored = self._shown.get(key)
         if stored is None:
             limits = self._limits(record.window)
             stored = offload(self._mask.json(content), tool, limits, counter=self._counter, query=record.query)
@@ -524,6 +529,10 @@ class _Results:
             return ""
         self.saved_tokens += record.tokens
         return mark(record, self.earlier(record) if supersedes else "", is_inside=is_inside)
+
+
+def _shown_tokens(stored: StoredResult) -> int:
+    return _LEAST_SHOWN_TOKENS + (stored.shown_tokens if stored.response else 0)
 
 
 def _needs_proof(call: ModelCall) -> bool:
