@@ -112,7 +112,7 @@ def canonical_object(members: Mapping[str, str]) -> str:
 
 
 def is_writable(number: int) -> bool:
-    """Tells whether Python writes an integer in decimal digits: it refuses above 4,300."""
+    """Tells whether Python surely writes an integer in decimal digits, of which it takes 4,300 by default."""
     return number.bit_length() < 14_000
 
 

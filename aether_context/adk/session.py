@@ -420,7 +420,9 @@ class SessionRecords:
         """Those of a session, as its state has them now."""
         scope = session_key(context)
         with self._lock:
-            session_records = self._sessions.setdefault(scope, Records())
+            session_records = self._sessions.get(scope)
+            if session_records is None:
+                session_records = self._sessions[scope] = Records()
             session_records.update(context.session.state, context.session.events)
         return session_records
 

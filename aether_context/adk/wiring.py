@@ -39,6 +39,8 @@ from aether_context.tokens import Counters, counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
 
+logger = logging.getLogger("aether_context")
+
 _MOST_FORK_SECONDS = 5.0
 _SLIDING_TOKENS = "AETHER_CONTEXT_SLIDING_TOKENS"
 
@@ -82,7 +84,6 @@ class PackerParts:
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
         store = self.recorder.store  # which reads what waits to be written, too
-        logger = logging.getLogger("aether_context")
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
         self.asks_models = asks_models

@@ -20,7 +20,7 @@ def content_from_wire(wire: str) -> Content:
     """The content of a canonical wire text."""
     value = json.loads(wire)
     parts = tuple(part_of(part) for part in value.get("parts") or ())
-    return _content(value.get("role") or "", parts, wire, hash_text(wire))
+    return _content(value.get("role") or "", parts, wire)
 
 
 def text_part(text: str) -> Part:
@@ -52,15 +52,15 @@ def part_of(value: Mapping[str, Any], **fields: Any) -> Part:
 def content_of_parts(role: str, parts: list[Part]) -> Content:
     """A content with its wire form and digest."""
     wire = f'{{"parts":[{",".join(part.wire for part in parts)}],"role":{canonical_json(role)}}}'
-    return _content(role, tuple(parts), wire, hash_text(wire))
+    return _content(role, tuple(parts), wire)
 
 
-def _content(role: str, parts: tuple[Part, ...], wire: str, digest: str) -> Content:
+def _content(role: str, parts: tuple[Part, ...], wire: str) -> Content:
     return Content(
         role=role,
         parts=parts,
         wire=wire,
-        digest=digest,
+        digest=hash_text(wire),
         calls=tuple(part for part in parts if part.kind == "call"),
         responses=tuple(part for part in parts if part.kind == "response"),
         has_media=any(part.media_count or part.kind == "media" for part in parts),

@@ -56,7 +56,7 @@ _SIGNS = (
     re.compile(r"[\s\d,.:xa-fA-Fnrt\\+-]{48}"),
     re.compile(r"""\bb['"].{0,40}\\x"""),
 )
-"""One of them is in each text with data but for SVG. To look for them takes a third of the time."""
+"""One of them is in each text with data but for SVG."""
 _RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
 _PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
 _ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")

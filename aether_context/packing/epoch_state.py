@@ -110,7 +110,6 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
     source, scope = draft.input, draft.tools
     step = source.step
     planned = source.validity != "unplanned"
-    checklist = payload.checklist(step)
     sent_names = {tool.name for tool in scope.sent}
     # As the host declares them: a declaration that a pack shortens has not changed.
     digests = [tool.digest for tool in source.request.tools if tool.name in sent_names]
@@ -119,7 +118,7 @@ def _marks(draft: Draft, system: str) -> dict[str, str]:
         "tools": short(hash_text("\n".join([*digests, *source.request.other_tools]))),
         "step": short(hash_text("\n".join([step.task_id, step.step_id, step.text]))) if planned else "",
         "role": short(hash_text(step.role)) if planned else "",
-        "acceptance": short(hash_text(checklist)) if planned else "",
+        "acceptance": short(hash_text(payload.checklist(step))) if planned else "",
     }
 
 

@@ -134,7 +134,7 @@ class PackCounter:
 
     def content(self, content: Content) -> int:
         """Tokens of a content, framing included; its parts are counted as one text."""
-        return self.contents((content,))[0]
+        return self.counts.get(short(content.digest, 16)) or self.contents((content,))[0]
 
     def contents(self, contents: Sequence[Content]) -> list[int]:
         """Tokens of many contents; unknown ones are counted in one pass."""
