@@ -219,7 +219,7 @@ def run(seed: int) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("seed", but_slow(range(1, 200), *(set(range(1, 800)) - FIRST)))
+@pytest.mark.parametrize("seed", but_slow(sorted({*range(1, 200), *FIRST}), *({*range(200)} - FIRST), most=50))
 def test_requests_of_equal_parts_are_valid_in_any_window(seed: int) -> None:
     chat = run(seed)
     assert chat.sent

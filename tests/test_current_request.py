@@ -70,7 +70,7 @@ def test_the_middle_that_a_long_request_lost_is_read_in_the_same_turn(kind, reda
     [(6_000, 1_200, 12, False), (6_000, 1_200, 12, True), (8_000, 2_000, 8, False), (5_000, 200, 24, True)],
 )
 def test_the_request_stays_word_for_word_while_anything_older_takes_room(window, instruction, parallel, planned):
-    script = [reply for turn in range(8) for reply in (reads(turn, parallel), reads(turn + 20, parallel), "Done.")]
+    script = [reply for turn in range(5) for reply in (reads(turn, parallel), reads(turn + 20, parallel), "Done.")]
     plan = {**PLAN, "constraints": [words(60, f"c{at}") for at in range(4)]}
     chat = Chat(
         script,
@@ -80,7 +80,7 @@ def test_the_request_stays_word_for_word_while_anything_older_takes_room(window,
         memory=Memories(*(remembered(f"parcel {at} goes to dock {at}: {words(30, f'm{at}')}") for at in range(8))),
         instruction="You run a harbour. " + words(instruction // 2, "duty"),
     )
-    for turn in range(8):
+    for turn in range(5):
         first, question = len(chat.sent), f"Question {turn}: compare these.\n{ORDERS}"
         chat.say(question)
         assert all(question in sent.text for sent in chat.sent[first:])

@@ -85,7 +85,7 @@ def test_in_its_tool_loop_too_and_results_have_room() -> None:
 @pytest.mark.parametrize(
     ("setting", "window", "mark"),
     [
-        (None, 128_000, "default"), ("model", 1_048_576, ""), (200_000, 200_000, ""), (64_000, 64_000, ""),
+        (None, 128_000, "default"), ("model", 1_048_576, ""), (200_000, 200_000, ""),
         ({"gemini-2.5-flash": "model"}, 1_048_576, ""), ({"gemini-2.5-flash": 300_000}, 300_000, ""),
         ({"gpt-5": "model"}, 128_000, "default"),
     ],

@@ -94,11 +94,12 @@ def test_what_is_sent_beside_a_summary_is_not_in_it() -> None:
 
 def test_a_cut_quotes_no_turn_that_is_recalled_at_that_call() -> None:
     chat = Chat(script=["Noted."] * 200, policy=PackPolicy(max_input_tokens=4_000))
-    bullets = []
     for number in range(120):
         chat.say(f"Room {number} is painted in colour {number}. Is it like room {number - 1} and room {number - 9}?")
-        if any(event.stage == "cut" for event in chat.manifests()[-1].truncation_events):
-            summary, _, memory = chat.sent[-1].text.partition(summary_message(""))[2].partition("MEMORY:\n")
+    bullets = []
+    for manifest, sent in zip(chat.manifests(), chat.sent, strict=True):
+        if any(event.stage == "cut" for event in manifest.truncation_events):
+            summary, _, memory = sent.text.partition(summary_message(""))[2].partition("MEMORY:\n")
             bullets += (new := [line[8:] for line in summary.splitlines() if line.startswith("- user: ")])
             assert "Room" in memory.partition("USER REQUEST")[0]
             assert not [line for line in new if line in memory]

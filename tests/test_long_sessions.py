@@ -58,14 +58,14 @@ def long_chat(policy: PackPolicy, **given: Any) -> Chat:
 
 def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> None:
     whole, partly = long_chat(small(3_000)), long_chat(small(3_000))
-    for message in [*messages(119), QUESTION]:
+    for message in [*messages(79), QUESTION]:
         whole.say(message)
         partly.say(message, recent_events=30)
         assert partly.sent[-1].wires == whole.sent[-1].wires
-        assert partly.manifests()[-1].degradations == ()
     assert len(partly.raw[-1].contents) < 40 < len(whole.raw[-1].contents)
     assert "Falcon-7731" in partly.sent[-1].human()
-    assert partly.manifests()[-1].epoch.cut_count > 60
+    assert all(manifest.degradations == () for manifest in partly.manifests())
+    assert partly.manifests()[-1].epoch.cut_count > 40
     partly.replays()
     places = []
     for chat in (whole, partly):
@@ -114,10 +114,10 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
             ):
                 bound.say(message, session=session, recent_events=12)
             assert body(bound) == body(free), (session, at)
-            assert bound.manifests()[-1].degradations == ()
             assert read.called or at < 30
             assert not read.called or at > 20
     assert "Falcon-7731" in bound.sent[-1].human()
+    assert all(manifest.degradations == () for manifest in bound.manifests())
 
 
 def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -306,7 +306,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
             assert any(span.holds or span.elsewhere for span in near) == held, (text, number)
         return said[0].spans
 
-    for event in asyncio.run(chat.held()).events[:40]:
+    for event in asyncio.run(chat.held()).events[:40:5]:
         told = spans(event.content.parts[0].text)
         assert [(told[0].first, told[-1].last)] == [(calls[0], 125)]
         assert all("a call before had cut it, whose pack is not there" in span.act for span in told)

@@ -47,6 +47,15 @@ def test_the_names_of_lines_that_are_left_out_find_room_beside_it():
     assert COUNTER.count(found.text) + COUNTER.count(found.names) <= 300
 
 
+def test_a_name_is_not_shown_by_a_longer_one():
+    lines = [f"the account ACC-{at}" for at in (1000, 1001, 1002, 1003)]
+    text = "\n".join([*lines, *(f"nothing to see here {at}" for at in "abcdefgh" * 40), "it is about ACC-100 as well"])
+    found = shorten(text, 60, counter=COUNTER, query="account", names=True)
+    assert "ACC-1000" in found.text
+    assert "ACC-100 " not in found.text
+    assert "ACC-100" in found.names.split(", ")
+
+
 def test_sentences_about_the_query_stand_on_one_line():
     text = "The sky is grey. The kestrel policy is rotated monthly. Nobody was there.\nIt rained."
     found = shorten_line(text, 12, counter=COUNTER, query="kestrel policy")

@@ -62,14 +62,14 @@ def test_the_latest_state_survives_every_cut_and_its_history_does_not():
         "Updated.",
     ]
     chat = Chat(script=script, tools=[write_todos], policy=small(5_000))
-    chat.say("Make a list.", "Go on.", *turns(60))
+    chat.say("Make a list.", "Go on.", *turns(30))
     cuts = [sent.text[sent.text.index(SUMMARY_TITLE) :] for sent in chat.sent if SUMMARY_TITLE in sent.text]
     assert len(cuts) > 10
     for text in cuts:
         assert f"{TITLE}write_todos:\n  [x] Pack box 0\n  [~] Pack box 1" in text
         assert "[ ] Pack box 0" not in text
     chat.llm.script[:] = [call("write_todos", todos=state("completed", "completed", "pending")), "Updated."]
-    chat.say("Done?", *turns(60))
+    chat.say("Done?", *turns(20))
     assert chat.sent[-1].text.count(TITLE) == 1
     assert "  [x] Pack box 1\n  [ ] Pack box 2" in chat.sent[-1].text
     chat.replays()

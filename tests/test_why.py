@@ -95,16 +95,11 @@ def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, tex
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
 def test_the_verdict_says_whether_the_call_read_the_words_and_comes_first(chat: Chat, text: str) -> None:
     held = read_in(chat, text)["s1"]
-    for call_number in (1, len(held) // 2, len(held)):
-        try:
-            answer = why(chat.store, text, session="s1", call=call_number)
-        except PackNotFound:
-            continue
-        expected = f"At call {call_number} the model {'read it: ' if held[call_number - 1] else 'did not read it'}"
-        if answer.exact or not answer.places:
-            assert answer.verdict.startswith(expected if answer.places else "No call of session s1 knew"), (
-                answer.verdict
-            )
+    call_number = (1, len(held) // 2, len(held))[[*PLANTED].index(text) % 3]
+    answer = why(chat.store, text, session="s1", call=call_number)
+    expected = f"At call {call_number} the model {'read it: ' if held[call_number - 1] else 'did not read it'}"
+    if answer.exact or not answer.places:
+        assert answer.verdict.startswith(expected if answer.places else "No call of session s1 knew"), answer.verdict
     assert answer_to(chat.store, text).call == len(held)
 
 

@@ -376,21 +376,24 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     Args:
         term_hashes: as of `joined_hashes`; so are ``lengths``.
     """
-    scores = np.zeros(len(lengths))
     words = int(lengths.sum(dtype=np.int64))
-    keys = terms.hashes_of(sorted(query))
+    keys = np.array([*dict.fromkeys(terms.hashes_of(sorted(query)).tolist())], dtype=_TERM)
     if not words or not len(keys):
-        return scores, 0.0
+        return np.zeros(len(lengths)), 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
     places = np.flatnonzero(_among(term_hashes, keys))
-    hashes, texts = term_hashes[places], np.searchsorted(np.cumsum(lengths), places, side="right")
-    weights = []
-    for key in keys:
-        holding = texts[hashes == key]
-        first = np.flatnonzero(np.diff(holding, prepend=-1))
-        counts, holders = np.diff(first, append=len(holding)), holding[first]
-        weights.append(math.log((len(lengths) + 1) / max(1, len(holders))))
-        scores[holders] += weights[-1] * (K1 + 1) * counts / (norms[holders] + counts)
+    order = np.argsort(keys)
+    # Of each place the term that it holds, if it is one of the query's.
+    found = order[np.minimum(np.searchsorted(keys[order], term_hashes[places]), len(keys) - 1)]
+    places, found = places[is_key := keys[found] == term_hashes[places]], found[is_key]
+    texts = np.searchsorted(np.cumsum(lengths), places, side="right")
+    pairs, counts = np.unique(found * len(lengths) + texts, return_counts=True)
+    number, holders = np.divmod(pairs, len(lengths))
+    weights = [
+        math.log((len(lengths) + 1) / max(1, held)) for held in np.bincount(number, minlength=len(keys)).tolist()
+    ]
+    worth = np.array(weights)[number] * (K1 + 1) * counts / (norms[holders] + counts)
+    scores = np.bincount(holders, weights=worth, minlength=len(lengths))
     return scores, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
 

@@ -405,7 +405,8 @@ def _renumbered(lines: Sequence[str]) -> tuple[Sequence[str], Sequence[int], int
 def _unshown_names(entities: Iterable[str], shown_text: str, max_tokens: int, counter: Counts) -> str:
     """The entities that are missing in what is shown, in their order, as many as fit."""
     remaining_tokens = max(0, max_tokens - 4)
-    missing = (name for name in dict.fromkeys(entities) if len(name) <= _LONGEST_NAME and name not in shown_text)
+    shown_names = {*entities_of(shown_text)}  # a search for each name takes seconds in a text of a megabyte
+    missing = (name for name in dict.fromkeys(entities) if len(name) <= _LONGEST_NAME and name not in shown_names)
     names = list(islice(missing, remaining_tokens))
     costs = accumulate(counter.count_all([f", {name}" for name in names]))
     return ", ".join(name for name, cost in zip(names, costs, strict=True) if cost <= remaining_tokens)

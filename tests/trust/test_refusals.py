@@ -281,7 +281,7 @@ def test_a_refusal_for_what_is_not_tokens_costs_no_turn(message: str, figure: Fi
 
 
 @pytest.mark.parametrize(
-    ("model", "each", "count"), [("gemini-2.5-flash", 1_500_000, 24), ("claude-sonnet-4-5", 2_500_000, 20)]
+    ("model", "each", "count"), [("gemini-2.5-flash", 3_000_000, 12), ("claude-sonnet-4-5", 5_000_000, 10)]
 )
 def test_requests_are_kept_under_the_bytes_that_a_provider_takes(
     model: str, each: int, count: int, figure: Figure
