@@ -189,7 +189,7 @@ def test_bm25_agrees_with_rank_bm25(texts, query):
 def test_a_query_that_is_a_document_takes_no_step_for_each_of_its_words():
     query = [f"w{at}" for at in range(5_000)]
     hashes = joined_hashes([b"".join(map(hash_of, text)) for text in (query, query[:9])])
-    # The weight of each word takes three lines of a comprehension.
+    # The weight of each word takes a few lines.
     assert lines_of(lambda: bm25(query, *hashes)) < 4 * len(query)
 
 

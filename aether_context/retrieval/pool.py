@@ -383,17 +383,17 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
     places = np.flatnonzero(_among(term_hashes, keys))
     order = np.argsort(keys)
-    # Of each place the term that it holds, if it is one of the query's.
-    found = order[np.minimum(np.searchsorted(keys[order], term_hashes[places]), len(keys) - 1)]
-    places, found = places[is_key := keys[found] == term_hashes[places]], found[is_key]
+    # The query's term at each place, or the next one by its hash where another stands there.
+    terms_at = order[np.minimum(np.searchsorted(keys[order], term_hashes[places]), len(keys) - 1)]
+    places, terms_at = places[is_term := keys[terms_at] == term_hashes[places]], terms_at[is_term]
     texts = np.searchsorted(np.cumsum(lengths), places, side="right")
-    pairs, counts = np.unique(found * len(lengths) + texts, return_counts=True)
-    number, holders = np.divmod(pairs, len(lengths))
-    weights = [
-        math.log((len(lengths) + 1) / max(1, held)) for held in np.bincount(number, minlength=len(keys)).tolist()
-    ]
-    worth = np.array(weights)[number] * (K1 + 1) * counts / (norms[holders] + counts)
-    scores = np.bincount(holders, weights=worth, minlength=len(lengths))
+    pairs, counts = np.unique(terms_at * len(lengths) + texts, return_counts=True)
+    term, holders = np.divmod(pairs, len(lengths))
+    frequencies = np.bincount(term, minlength=len(keys)).tolist()
+    weights = [math.log((len(lengths) + 1) / max(1, texts_with)) for texts_with in frequencies]
+    worth = np.array(weights)[term] * (K1 + 1) * counts / (norms[holders] + counts)
+    scores = np.zeros(len(lengths))
+    np.add.at(scores, holders, worth)
     return scores, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
 
 
