@@ -50,9 +50,9 @@ def workers():
 def test_shuffled_outcomes_change_nothing(recorded, workers):
     """Each session's outcomes under real policies are dealt to the trials at random, so that no policy is better."""
     policies = {"base": SMALL, **grid(SMALL)}
-    sessions = folders([recorded.url])
+    sessions = folders([recorded.url])[:40]
     played = list(workers.map(play, sessions, repeat("chat"), repeat(tuple(policies.values()))))
-    assert len({one.cost for outcomes in played for one in outcomes}) > SESSIONS
+    assert len({one.cost for outcomes in played for one in outcomes}) > len(sessions)
     kinds = [
         _verdict_on_shuffled(dict(zip(sessions, played, strict=True)), list(policies), seed) for seed in range(100)
     ]
