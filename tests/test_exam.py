@@ -296,6 +296,9 @@ def test_the_command_says_what_the_exam_says(recorded) -> None:
     printed = run()
     assert re.search(r"^all +[\d,]+ ", printed.stdout, re.MULTILINE)
     assert run("--session", "nobody").exit_code == 3
+    refused = run("--reader", "nope")
+    assert refused.exit_code == 2
+    assert refused.stderr.endswith("--reader = 'nope': ADK's registry has no such model; name one that it has\n")
 
 
 def test_a_reader_is_right_about_a_file_where_it_says_that_it_was_changed():

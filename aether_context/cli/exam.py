@@ -104,7 +104,7 @@ def _reader(name: str) -> AnswerReader:
     """A model of ADK's registry that answers questions."""
     from aether_context.adk.models.texts import AuxiliaryModel, Cost
 
-    model = AuxiliaryModel(None, field="--reader", argument="reader")
+    model = AuxiliaryModel(None, field="--reader")
     model.check(name)
 
     def read(request: str, question: str) -> str:

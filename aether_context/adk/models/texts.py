@@ -42,10 +42,10 @@ class AuxiliaryModel:
     Args:
         model: the model itself; None takes those that the policy names from ADK's registry.
         field: the policy's field that names it.
-        argument: the plugin's argument that takes a model object.
+        argument: the plugin's argument that takes a model object, if there is one.
     """
 
-    def __init__(self, model: BaseLlm | None, *, field: str, argument: str) -> None:
+    def __init__(self, model: BaseLlm | None, *, field: str, argument: str = "") -> None:
         self._models: dict[str, BaseLlm] = {model.model: model} if model is not None else {}
         self._field = field
         self._argument = argument
@@ -56,9 +56,9 @@ class AuxiliaryModel:
             if name and name not in self._models:
                 LLMRegistry.resolve(name)
         except (ValueError, ImportError) as error:
+            given = f", or give the plugin a model object as {self._argument}" if self._argument else ""
             raise PolicyError(
-                f"{self._field} = {name!r}: ADK's registry has no such model; name one that it has, or give the plugin "
-                f"a model object as {self._argument}",
+                f"{self._field} = {name!r}: ADK's registry has no such model; name one that it has{given}",
                 field=self._field,
             ) from error
 
