@@ -255,6 +255,25 @@ def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_pack
     chat.replays()
 
 
+def test_where_the_store_does_not_say_what_it_holds_an_agent_records_whole_packs(tmp_path, monkeypatch):
+    store, read = PackStore(tmp_path), Files.read
+    chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"))
+    chat.say("one", "two")
+    carry_out(store, all_of(store, "shop", "ann"))
+
+    def silent(files, path, start=None, end=None):
+        if end == 1:
+            raise StoreError("it is busy")
+        return read(files, path, start, end)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Files, "read", silent)
+        chat.say("three")
+        manifests = list(store.manifests())
+    assert [one.extends for one in manifests] == [None]
+    chat.replays()
+
+
 def run(*words: object) -> tuple[int, str]:
     result = CliRunner().invoke(main, [*map(str, words)])
     return result.exit_code, result.output

@@ -298,7 +298,8 @@ class Recorder:
         """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
 
         Where a write was set aside or is refused all chains begin anew. Whether the ends of the chain are still there,
-        and were not forgotten by another process or by a rule of the store, is looked at once an invocation.
+        and were not forgotten by another process or by a rule of the store, is looked at once an invocation; where the
+        store does not say, the pack is whole, since one that extends what is gone can never be built again.
         """
         missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
@@ -310,12 +311,12 @@ class Recorder:
         invocation, tip = chain_head
         session = (identity.app, identity.user, identity.session)
         packs = f"{self.store.files.place(*session)}/packs"
-        if invocation == identity.invocation or not any(
-            self.store.files.lacks(f"{packs}/{name}/{MANIFEST}") for name in {tip.pack_id, tip.base}
-        ):
+        if invocation == identity.invocation:
             return tip
-        self._note_gone(session, number)
-        return None
+        ends = [self.store.files.holds(f"{packs}/{name}/{MANIFEST}") for name in {tip.pack_id, tip.base}]
+        if False in ends:
+            self._note_gone(session, number)
+        return tip if all(ends) else None
 
     async def flush(self, timeout_seconds: float = 5.0) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
