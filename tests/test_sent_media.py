@@ -107,10 +107,12 @@ def test_recall_finds_a_picture_by_the_words_around_it():
 def test_no_other_session_shows_it(record: str):
     chat = Chat(policy=small(6_000, record=record), model="gemini-3-pro-preview")
     data = picture()
-    chat.say(message(data, "image/png", "Mine."), *turns(20), user="eve", session="e1")
+    chat.say(message(data, "image/png", "Mine."), *turns(25), user="eve", session="e1")
+    assert data not in shown(chat)
     for user, session in (("bob", "b1"), ("eve", "e2"), ("eve", "e1")):
         chat.llm.script[:] = []
-        chat.say(*turns(20), user=user, session=session)
+        chat.say(*turns(25), user=user, session=session)
+        assert "read_artifact" in chat.sent[-1].readers
         chat.llm.script[:] = [call("read_artifact", uri=address(data)), "Done."]
         chat.say("Show it.", user=user, session=session)
         assert (data in shown(chat)) == (session == "e1")

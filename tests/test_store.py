@@ -255,7 +255,10 @@ def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_pack
     chat.replays()
 
 
-def test_where_the_store_does_not_say_what_it_holds_an_agent_records_whole_packs(tmp_path, monkeypatch):
+@pytest.mark.parametrize("fault", ["is spared", "does not say"])
+def test_where_the_store_is_slow_an_agent_whose_user_is_forgotten_records_whole_packs_again(
+    tmp_path, monkeypatch, fault
+):
     store, read = PackStore(tmp_path), Files.read
     chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"))
     chat.say("one", "two")
@@ -267,7 +270,10 @@ def test_where_the_store_does_not_say_what_it_holds_an_agent_records_whole_packs
         return read(files, path, start, end)
 
     with monkeypatch.context() as patched:
-        patched.setattr(Files, "read", silent)
+        if fault == "is spared":
+            chat.plugin._packer._parts.recorder._spooled.spare()
+        else:
+            patched.setattr(Files, "read", silent)
         chat.say("three")
         manifests = list(store.manifests())
     assert [one.extends for one in manifests] == [None]

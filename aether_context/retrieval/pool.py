@@ -385,9 +385,9 @@ def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray
     order = np.argsort(keys)
     # The query's term at each place, or the next one by its hash where another stands there.
     terms_at = order[np.minimum(np.searchsorted(keys[order], term_hashes[places]), len(keys) - 1)]
-    places, terms_at = places[is_term := keys[terms_at] == term_hashes[places]], terms_at[is_term]
-    texts = np.searchsorted(np.cumsum(lengths), places, side="right")
-    pairs, counts = np.unique(terms_at * len(lengths) + texts, return_counts=True)
+    is_term = keys[terms_at] == term_hashes[places]
+    texts = np.searchsorted(np.cumsum(lengths), places[is_term], side="right")
+    pairs, counts = np.unique(terms_at[is_term] * len(lengths) + texts, return_counts=True)
     term, holders = np.divmod(pairs, len(lengths))
     frequencies = np.bincount(term, minlength=len(keys)).tolist()
     weights = [math.log((len(lengths) + 1) / max(1, texts_with)) for texts_with in frequencies]

@@ -185,7 +185,6 @@ def _is_identifier(name: str) -> bool:
     return bool(_TELLING.search(name)) and not name.isdigit()
 
 
-@lru_cache(maxsize=100_000)
 def _of_name(name: str) -> tuple[str, ...]:
     """The terms of one name: the whole where it is an identifier, its words, and the parts of those."""
     words = _WORD.findall(name)

@@ -312,12 +312,12 @@ class Files:
         except FileNotFoundError:
             return None
 
-    def holds(self, path: str) -> bool | None:
-        """Tells whether a file is there; None where the store does not say."""
+    def lacks(self, path: str) -> bool:
+        """Tells whether a file is surely not there; False where the store does not say."""
         try:
-            return self.get(path, 1) is not None
+            return self.get(path, 1) is None
         except StoreError:
-            return None
+            return False
 
     def is_there(self) -> bool:
         """Tells whether the base folder exists; `StoreError` where it is a file.

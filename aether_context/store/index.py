@@ -89,7 +89,7 @@ def _write_block(files: Files, owner: str, block: list[tuple[str, str, str | Non
     """Writes calls. Those of a session that was forgotten meanwhile, which its first pack tells, are passed over."""
     first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
     manifests = {session: f"{owner}/{pack_path}/{MANIFEST}" for session, pack_path in first_of_session.items()}
-    forgotten = {session for session, path in manifests.items() if files.holds(path) is False}
+    forgotten = {session for session, path in manifests.items() if files.lacks(path)}
     block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
     if not block:
         return

@@ -323,7 +323,7 @@ class PackStore:
             PackNotFound: the pack is not there, or not there any more.
         """
         pack_path = self.place(manifest)
-        if not is_new and self.files.holds(f"{pack_path}/{pack_file.MANIFEST}") is False:
+        if not is_new and self.files.lacks(f"{pack_path}/{pack_file.MANIFEST}"):
             raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
         data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
         created = self.files.create(f"{pack_path}/{pack_file.OUTCOME}", data)

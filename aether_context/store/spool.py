@@ -302,9 +302,8 @@ class SpooledFiles(Files):
         data = self.spool.get(path)
         return super().read(path, start, end) if data is None else data[start:end]
 
-    def holds(self, path: str) -> bool | None:
-        is_spared = time.monotonic() <= self._direct_at
-        return (self.spool.get(path) is not None or None) if is_spared else super().holds(path)
+    def lacks(self, path: str) -> bool:
+        return time.monotonic() > self._direct_at and super().lacks(path)
 
     def deliver(self) -> None:
         """Starts a thread that writes what waits to the store."""

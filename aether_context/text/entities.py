@@ -235,7 +235,6 @@ class _Number(NamedTuple):
     named: bool
 
 
-@lru_cache(maxsize=20_000)
 def _number(entity: str) -> _Number | None:
     """An entity as a number with its key; None where it is no number, or is itself the id of a record."""
     subject, _, number = entity.rpartition(": ")
