@@ -161,7 +161,7 @@ def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool =
 
 # The agent on ADK's own runner: its tools, its session, and the scripted model.
 
-LIKE = "gemini-2.5-flash"
+LIKE = "gemini-flash-latest"
 """The model whose token counts and prices the script is given."""
 
 

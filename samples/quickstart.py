@@ -41,7 +41,7 @@ class Secretary(BaseLlm):
 
 async def chat(plugins: list[BasePlugin]) -> list[int]:
     """Asks all questions in one session; returns how much the model read at each."""
-    model = Secretary(model="gemini-2.5-flash-offline")
+    model = Secretary(model="gemini-flash-latest-offline")
     agent = LlmAgent(name="secretary", model=model, instruction="Answer from the minutes.")
     runner = InMemoryRunner(app=App(name="minutes", root_agent=agent, plugins=plugins))
     await runner.run_debug(QUESTIONS, quiet=True)

@@ -25,8 +25,8 @@ Script: TypeAlias = Callable[[str], Play]
 def model(script: Script) -> str | BaseLlm:
     """What an agent's ``model`` is set to."""
     if os.environ.get("GOOGLE_API_KEY"):
-        return "gemini-2.5-flash"
-    return ScriptedModel(model="gemini-2.5-flash-scripted", script=script)
+        return "gemini-flash-latest"
+    return ScriptedModel(model="gemini-flash-latest-scripted", script=script)
 
 
 def call(name: str, /, **arguments: Any) -> types.Part:

@@ -121,7 +121,7 @@ def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_pa
 
 def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
-    result = CliRunner().invoke(main, ["demo", "--model", "gemini-2.5-flash", "--store", str(tmp_path)])
+    result = CliRunner().invoke(main, ["demo", "--model", "gemini-flash-latest", "--store", str(tmp_path)])
     assert result.exit_code == 2
     assert "GOOGLE_API_KEY" in result.stdout
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)

@@ -57,8 +57,8 @@ def blocks(language: str) -> list[str]:
 def test_python_runs_as_it_stands(source: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
-    live = '"gemini-2.5-flash"'
-    fake = Answering(model="gemini-2.5-flash-fake")
+    live = '"gemini-flash-latest"'
+    fake = Answering(model="gemini-flash-latest-fake")
     exec(compile(source.replace(f"model={live}", "model=fake"), "README.md", "exec"), {"fake": fake})
     if "ContextPackPlugin" in source:
         packs = list(PackStore("artifacts").manifests(app="notes"))
@@ -142,7 +142,8 @@ def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pyt
     (command,) = re.findall(r"`aether-context (replay \d+ --policy my\.toml)`", page)
     monkeypatch.chdir(tmp_path)
     Path("my.toml").write_text(settings, encoding="utf-8")
-    chat = Chat(store=PackStore(tmp_path / "packs"), policy=PackPolicy(max_input_tokens=2_000))
+    policy = PackPolicy(max_input_tokens=2_000)
+    chat = Chat(store=PackStore(tmp_path / "packs"), policy=policy, model="gemini-flash-latest")
     chat.say(*(f"Note {at}: {words(120, f'n{at}w')}" for at in range(8)))
     result = CliRunner().invoke(main, [*command.split(), "--store", "packs", "--json"])
     found = json.loads(result.output)
@@ -236,7 +237,7 @@ async def _write_sample(folder: Path) -> list[Manifest]:
     from aether_context.adk import ContextPackPlugin
 
     policy = PackPolicy.load("research", max_input_tokens=1_000, retrieval={"recall": False})
-    agent = LlmAgent(name="writer", model=Answering(model="gemini-2.5-flash-fake"), instruction="Answer briefly.")
+    agent = LlmAgent(name="writer", model=Answering(model="gemini-flash-latest-fake"), instruction="Answer briefly.")
     plugin = ContextPackPlugin(policy=policy, store=str(folder), on_error="raise")
     runner = InMemoryRunner(app=App(name="sample", root_agent=agent, plugins=[plugin]))
     sessions = runner.session_service

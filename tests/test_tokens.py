@@ -120,6 +120,7 @@ def test_a_vocabulary_file_counts_exactly(tmp_path: Path) -> None:
     other = tmp_path / "other"
     other.write_bytes(path.read_bytes())
     assert by(files={"gpt-4o": str(other)}).counter.name == pick.counter.name
+    assert by("gemini-flash-latest", files={"gemini": str(path)}).counter.name == pick.counter.name
 
 
 @pytest.mark.parametrize(
@@ -167,6 +168,8 @@ def test_googles_tokenizer_counts_the_models_that_it_knows(monkeypatch: pytest.M
     pick = counters.pick("models/gemini-2.5-flash")
     assert (pick.counter.name, pick.counter.accuracy) == ("gemini-local/gemini-2.5-flash", "exact")
     assert pick.counter.count_all(["one two", ""]) == [2, 0]
+    alias = counters.pick("gemini-flash-latest")
+    assert (alias.name, alias.counter.accuracy) == ("gemini-local", "approximate")
     other = counters.pick("gemini-9")
     assert other.name == "estimate"
     assert other.problems == ("token counter gemini-local: ValueError: Model gemini-9 is not supported",)

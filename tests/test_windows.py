@@ -54,7 +54,7 @@ def test_the_bare_name_is_what_the_model_is_called(spelling: str, bare: str) -> 
 WINDOWS = {
     1_048_576: (
         "gemini-2.5-flash models/gemini-2.5-flash gemini/gemini-2.5-pro vertex_ai/gemini-2.5-pro "
-        "Gemini-Flash-Latest gemini-3.1-pro-preview apigee/gemini/v1/gemini-2.5-flash "
+        "Gemini-Flash-Latest gemini-flash-latest-scripted gemini-3.1-pro-preview apigee/gemini/v1/gemini-2.5-flash "
         "projects/p/locations/l/publishers/google/models/gemini-3-pro-preview "
         "openrouter/google/gemini-2.5-pro"
     ),

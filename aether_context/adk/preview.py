@@ -98,7 +98,7 @@ def preview(
     policy: _Policy = None,
     message: str | types.Content | None = None,
     agent_name: str | None = None,
-    model: str | BaseLlm = "gemini-2.5-flash",
+    model: str | BaseLlm = "gemini-flash-latest",
     system: str = "",
     tools: Sequence[_Tool] = (),
 ) -> tuple[Pack, Manifest]:

@@ -160,7 +160,7 @@ def warm_up(records: bool, recalls: bool) -> None:
 
     def load() -> None:
         counter_for("gemini").count("warm")
-        model_window("gemini-2.5-flash")
+        model_window("gemini-flash-latest")
         if records:
             import_module("aether_context.store.manifest")
         if recalls:

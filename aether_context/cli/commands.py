@@ -221,7 +221,7 @@ def verify_command() -> None:
 @click.option("--message", metavar="TEXT", help="The user's next message.")
 @click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
 @click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
-@click.option("--model", default="gemini-2.5-flash", show_default=True, help="The model's name; it is not called.")
+@click.option("--model", default="gemini-flash-latest", show_default=True, help="The model's name; it is not called.")
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
 @click.option("--request", is_flag=True, help="The request itself, not its description.")
@@ -280,7 +280,7 @@ def tune_command() -> None:
     """
 
 
-@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-2.5-flash")
+@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-flash-latest")
 @click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
 @_packs_of
 @click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
@@ -377,7 +377,7 @@ def serve() -> None:
     """
 
 
-@_command("demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-2.5-flash --store memory://demo")
+@_command("demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-flash-latest --store memory://demo")
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")

@@ -144,7 +144,8 @@ class Counters:
 
     def _file(self, model: str) -> str:
         """The vocabulary file that the settings name for a model or its family; empty where they name none."""
-        names, files = (model, bare_model_name(model), family_of(model)), self._settings.files
+        family, files = family_of(model), self._settings.files
+        names = (model, bare_model_name(model), family, family.partition("-")[0])
         return next((files[name] for name in names if name in files), "")
 
     def _tokenizer_of_file(self, model: str) -> Tokenizer:
