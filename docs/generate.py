@@ -108,6 +108,7 @@ def manifest_fields() -> str:
         "can_mask",
         "can_find",
         "can_read",
+        "forced",
         "planners",
         "asked",
         "growth",

@@ -21,7 +21,7 @@ from google.genai import types
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key
 from aether_context.adk.past import CALL, past_events, read_past
-from aether_context.adk.request.reader import Reader
+from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, strings
@@ -325,17 +325,10 @@ class ReaderTool(BaseTool):
 
 
 def declare(request: LlmRequest, readers: Sequence[BaseTool]) -> bool:
-    """Declares the readers behind an agent's own tools; whether one of them is declared then.
-
-    Not where an agent answers in a schema without tools, or has only tools that the provider runs, since models do not
-    combine these with functions; nor by a name that it has itself.
-    """
-    config = request.config
-    if config is not None:
-        tools = [tool for tool in config.tools or () if isinstance(tool, types.Tool)]
-        functions = bool(request.tools_dict) or any(tool.function_declarations for tool in tools)
-        if not functions and (tools or config.response_schema is not None or config.response_json_schema is not None):
-            return False
+    """Declares the readers behind an agent's own tools, where the request takes functions, by no name that the agent
+    has itself; tells whether one of them is declared then."""
+    if not additions(request).functions:
+        return False
     request.append_tools([reader for reader in readers if reader.name not in request.tools_dict])
     return any(request.tools_dict.get(reader.name) is reader for reader in readers)
 

@@ -25,7 +25,7 @@ from aether_context.adk.bounds import aside, failure, off_loop
 from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, session_key, time_of, words_of
 from aether_context.adk.failures import Failures
 from aether_context.adk.request.instructions import instructing_tools
-from aether_context.adk.request.reader import essential_names, is_free, structure, system_text
+from aether_context.adk.request.reader import additions, essential_names, structure, system_text
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -286,7 +286,7 @@ class Offloader:
         session_records = self._records.of(context)
         records = session_records.by_digits.values()
         if not self._is_on:
-            reads = _needs_proof(call) and is_free(request.config)
+            reads = _needs_proof(call) and additions(request).is_free
             if records or reads or (has_cut(call.state, call.key) and self.reads_past(call)):
                 declare(request, readers)
             if not self._off_note or not request.tools_dict:
@@ -319,7 +319,7 @@ class Offloader:
                 or (bool(records) and any(map(names_evidence, request.contents)))
                 # A result that this agent is not shown is listed by its address.
                 or bool(session_records.results(call))
-                or (self._can_come(call) and is_free(request.config))
+                or (self._can_come(call) and additions(request).is_free)
             )
         if not ((wants or has_recorded) and declare(request, readers)):
             request.contents = host_contents
@@ -327,7 +327,7 @@ class Offloader:
 
     def reads_past(self, call: ModelCall, has_media: bool = False) -> bool:
         """Tells whether an agent that is cut gets the tools that read what a cut took."""
-        return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and is_free(call.request.config)
+        return (call.window.tokens >= LEAST_WINDOW_READ or has_media) and additions(call.request).is_free
 
     def _can_come(self, call: ModelCall) -> bool:
         """Tells whether an agent has tools whose results may be offloaded or cut, and a window that has room for the

@@ -377,7 +377,9 @@ def serve() -> None:
     """
 
 
-@_command("demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-flash-latest --store memory://demo")
+@_command(
+    "demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-flash-latest --store memory://demo"
+)
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
 @click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")

@@ -57,6 +57,11 @@ _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
 
+def without_past(summary: str) -> str:
+    """A summary that names no address of the past, for a request without a tool that reads it."""
+    return summary.replace(f"{_HISTORY_LINE}\n", "").removesuffix(_HISTORY_LINE)
+
+
 def recap(
     cut: Sequence[Content],
     staying: Sequence[Content],

@@ -102,7 +102,8 @@ class Host(NamedTuple):
     ``passthrough_reason`` says why the request must be sent unchanged; it is empty where it need not. ``cached_price``
     is the price of cached input as a share of that of other input. ``can_mask`` is set where the model takes a list of
     allowed function names, ``can_find`` where the host carries out ``find_tools`` and calls tools that are not
-    declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``anchors`` are the contents
+    declared, ``can_read`` where a tool is declared that reads ``artifact://`` addresses. ``forced`` are the tools that
+    have to be declared, since the request names them as the only ones that may be called. ``anchors`` are the contents
     that the host or its user marked. ``asked`` names the last cut that was requested by hand. ``window_mark`` says
     where the window is from, ``most_window`` up to where a call may pass it, 0 where none may. ``readings`` maps the
     addresses of the results that the session keeps whole, and of the files that were saved in it, to the address of a
@@ -118,6 +119,7 @@ class Host(NamedTuple):
     can_mask: bool = True
     can_find: bool = False
     can_read: bool = True
+    forced: tuple[str, ...] = ()
     anchors: tuple[Anchor, ...] = ()
     asked: str = ""
     window_mark: WindowMark = ""

@@ -22,6 +22,7 @@ from aether_context.conversation.extracts import (
 )
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
+from aether_context.conversation.summary import without_past
 from aether_context.conversation.turns import turn_start
 from aether_context.evidence.record import evidence_uri
 from aether_context.pack import (
@@ -159,7 +160,7 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     return History(
         tuple(item for item in items if item.origin not in left_out) if left_out else tuple(items),
         forms=forms,
-        summary=epoch.summary,
+        summary=epoch.summary if source.host.can_read else without_past(epoch.summary),
         summary_place=epoch.summary_place,
         states=epoch.strategies,
     )

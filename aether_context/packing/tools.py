@@ -62,14 +62,15 @@ def _fitting(draft: Draft) -> ToolSelection | None:
             sent=tools, problem=f"tool scope: the agent has a {FIND_TOOLS.name} of its own, so all are declared"
         )
     reasons: dict[str, Keep] = {tool.name: "essential" for tool in tools if tool.essential}
-    pinned = [name for name in open_tools if name in settings.always]
+    always = {*settings.always, *source.host.forced}
+    pinned = [name for name in open_tools if name in always]
     declared_names = dict.fromkeys(pinned)
     room -= sum(counter.tools((FIND_TOOLS,))) + sum(costs[name] for name in pinned)
     for name in open_tools:
         if name not in declared_names and (len(declared_names) < _LEAST_TOOLS or costs[name] <= room):
             declared_names[name] = None
             room -= costs[name]
-    reasons |= {name: "pinned" if name in settings.always else "fits" for name in declared_names}
+    reasons |= {name: "pinned" if name in always else "fits" for name in declared_names}
     contents = source.request.contents
     earlier = {name for name, why in source.epoch.tools.items() if why in ("found", "used")}
     used = {part.name for content in contents for part in content.calls}
@@ -142,9 +143,10 @@ def select_tools(draft: Draft) -> None:
 def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     """Chooses the declarations that are sent.
 
-    A step that names tools has no others, even where none of the names is known: then only the essential tools and
-    those of ``tools.always`` are left. The other way, a step that may only read would be handed the tool that deletes,
-    over a slip in a name. Of this package's own tools a step keeps those that complete it, record evidence and read it.
+    A step that names tools has no others, even where none of the names is known: then only the essential tools, those
+    of ``tools.always`` and those that the request forces are left. The other way, a step that may only read would be
+    handed the tool that deletes, over a slip in a name. Of this package's own tools a step keeps those that complete
+    it, record evidence and read it.
     """
     tools, named = source.request.tools, source.step.tools
     mode = ("prune" if named is not None else "off") if settings.scope == "auto" else settings.scope
@@ -155,7 +157,7 @@ def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:
     ):
         return ToolSelection(sent=tools)
     declared_names = {name: _declared_name(name, tools) for name in named or ()}
-    names = {*declared_names.values(), *settings.always}
+    names = {*declared_names.values(), *settings.always, *source.host.forced}
     # Of two that record evidence one is enough. Without a step there is none yet, or none any more: all of them stay.
     spare = {"keep_evidence"} if any(tool.name == "record_evidence" for tool in tools) else set()
     aside = _ASIDE | spare if source.step.text else frozenset()

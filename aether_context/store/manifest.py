@@ -243,6 +243,8 @@ class Manifest(_Record):
     """Whether the host carries out ``find_tools``."""
     can_read: bool = True
     """Whether a tool is declared that reads ``artifact://`` addresses."""
+    forced: tuple[str, ...] = ()
+    """The tools that have to be declared, since the request names them as the only ones that may be called."""
     planners: tuple[str, ...] = ()
     """The agents that have written plans."""
     passthrough_reason: str = ""

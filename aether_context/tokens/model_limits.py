@@ -99,6 +99,11 @@ def request_limits(model: str) -> RequestLimits:
     return RequestLimits(*(_matching(table, name) for table in RequestLimits._fields))
 
 
+def calls_functions(model: str) -> bool:
+    """Tells whether a model takes declarations of functions, as nearly all do."""
+    return not _matching("without_functions", bare_model_name(model))
+
+
 def shares_window(model: str | None) -> bool:
     """Tells whether the model's answer takes tokens of the window that it reads from."""
     name = bare_model_name(model or "")

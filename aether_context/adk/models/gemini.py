@@ -5,7 +5,6 @@ from __future__ import annotations
 from aether_context.tokens.counters import Tokenizer
 from aether_context.tokens.model_limits import bare_model_name
 
-
 _OF_ALIASES = "gemini-2.5-flash"
 """The model by whose vocabulary, which nearly all share, a name that only points to a model is counted."""
 

@@ -13,7 +13,7 @@ from google.genai import types
 from aether_context.adk.call import ModelCall, looks_quoted
 from aether_context.adk.request.contents import AgentContents
 from aether_context.adk.request.memories import past_conversations, preloaded
-from aether_context.adk.request.reader import Reader, is_free
+from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.session import Records
 from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
@@ -73,14 +73,15 @@ def host_request(call: ModelCall, reader: Reader, agent_contents: AgentContents)
 
 def host_of(call: ModelCall, head: Request, records: Records, identity: Identity, by_hand: Mapping[str, Any]) -> Host:
     """The host's side of a call, but for what the conversation decides."""
-    config, window = call.request.config, call.window
+    window, takes = call.window, additions(call.request)
     price = cached_share(call.model, int(identity.last_event_time // _DAY_SECONDS))
     return Host(
         passthrough_reason=call.passthrough_reason,
         # A limit counts cached input in full.
         cached_price=1.0 if call.near_limit else _USUAL_CACHED_PRICE if price is None else round(price, 4),
-        can_mask="gemini" in call.model and (config is None or config.tool_config is None),
-        can_find=config is not None and is_free(config),
+        can_mask="gemini" in call.model and takes.names,
+        can_find=takes.functions and takes.is_free,
+        forced=takes.forced,
         can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
         asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
         window_mark=window.mark,

@@ -28,11 +28,13 @@ from aether_context.text.decoding import visible
 from aether_context.tokens import family_of, media_tokens
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.media import image_size, pdf_pages
+from aether_context.tokens.model_limits import calls_functions
 
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
 _ONLY_TEXT, _ONLY_CALL, _ONLY_RESPONSE = {"text"}, {"function_call"}, {"function_response"}
-_RESTRICTED = frozenset({types.FunctionCallingConfigMode.NONE, types.FunctionCallingConfigMode.ANY})
+_NONE = types.FunctionCallingConfigMode.NONE
+_RESTRICTED = frozenset({_NONE, types.FunctionCallingConfigMode.ANY})
 
 
 class Reader:
@@ -83,8 +85,8 @@ class Reader:
         if tools is None:
             tools = tuple(_tool(declaration, essential) for declaration in functions)
             self._tools.put(key, tools)
-        system, is_text = system_text(request.config)
-        return Request(request.model or "", system, is_text, tools, tuple(other_tools))
+        system, can_grow = system_text(request.config)[0], additions(request).instruction
+        return Request(request.model or "", system, can_grow, tools, tuple(other_tools))
 
 
 def _freeze(content: types.Content, model: str) -> Content:
@@ -136,11 +138,50 @@ def essential_names(request: LlmRequest) -> frozenset[str]:
     }
 
 
-def is_free(config: types.GenerateContentConfig | None) -> bool:
-    """Tells whether the model is free to call a tool that is added, and to call none."""
-    tool_config = config.tool_config if config is not None else None
-    calling = tool_config.function_calling_config if tool_config is not None else None
-    return calling is None or (calling.mode not in _RESTRICTED and not calling.allowed_function_names)
+class Additions(NamedTuple):
+    """The additions that a request takes. Providers refuse others beside what the app asks for.
+
+    Attributes:
+        instruction: text behind the system instruction.
+        functions: declarations. Where the app declares some itself, whether they are refused does not hang on more.
+        names: a list of the functions that may be called.
+        is_free: whether the model may call a function that is added, and may call none.
+        forced: the names of functions that have to be declared, since the app lists them.
+    """
+
+    instruction: bool
+    functions: bool
+    names: bool
+    is_free: bool
+    forced: tuple[str, ...]
+
+
+def additions(request: LlmRequest) -> Additions:
+    """Reads off a request which additions it takes."""
+    config, model = request.config or types.GenerateContentConfig(), request.model or ""
+    calling = config.tool_config.function_calling_config if config.tool_config is not None else None
+    mode, forced = (calling.mode, calling.allowed_function_names or ()) if calling is not None else (None, ())
+    has_functions = declares(config.tools)
+    structured = config.response_schema is not None or config.response_json_schema is not None
+    # Gemini before 3 refuses functions beside a type of its answers, which other clients do not send without a schema.
+    if family_of(model) in ("gemini", "generic"):
+        structured = structured or config.response_mime_type not in (None, "", "text/plain")
+    media = any(modality != "TEXT" for modality in config.response_modalities or ())
+    excluded = bool(config.tools) or structured or media or mode == _NONE or not calls_functions(model)
+    return Additions(
+        # An explicit cache holds instruction, tools and tool config: "must not be set" beside it, says Gemini.
+        instruction=system_text(config)[1] and not config.cached_content,
+        functions=not config.cached_content and (has_functions or not excluded),
+        names=has_functions and config.tool_config is None and not config.cached_content,
+        is_free=mode not in _RESTRICTED and not forced,
+        forced=tuple(sorted(forced)),
+    )
+
+
+def declares(tools: Sequence[object] | None) -> bool:
+    """Tells whether functions are among the tools of a request, beside what its provider runs itself."""
+    listed = [tool for tool in tools or () if isinstance(tool, types.Tool)]
+    return len(listed) < len(tools or ()) or any(tool.function_declarations or tool.computer_use for tool in listed)
 
 
 def system_text(config: types.GenerateContentConfig | None) -> tuple[str, bool]:

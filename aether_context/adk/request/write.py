@@ -16,6 +16,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL_MARK, ModelCall
+from aether_context.adk.request.reader import declares
 from aether_context.adk.windows import ServedModel
 from aether_context.pack import Content, Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS, MOST_FOUND
@@ -86,6 +87,8 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         config.system_instruction = pack.system
     if tools is not None:
         config.tools, request.tools_dict = tools, tools_dict
+        if config.tool_config is not None and not declares(tools):  # which is refused without a function
+            config.tool_config = config.tool_config.model_copy(update={"function_calling_config": None})
     if pack.tools.allowed is not None:
         calling = types.FunctionCallingConfig(
             mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.tools.allowed)
