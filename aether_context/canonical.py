@@ -46,7 +46,7 @@ def replaced(value: JSON, path: Path, text: str) -> JSON:
 
 def canonical_json(value: JSON) -> str:
     """The canonical text of a JSON value; `ValueError` where it holds NaN or infinity, see `plain`."""
-    return _without_surrogates(in_pieces(value, _ENCODER.encode, sort=True))
+    return without_surrogates(in_pieces(value, _ENCODER.encode, sort=True))
 
 
 _MOST_AT_ONCE, _FEW, _NESTED = 2_048, 64, 4
@@ -99,10 +99,11 @@ def readable_json(value: Mapping[str, JSON]) -> str:
         if entries:
             text = f"{text[0]}\n  " + ",\n  ".join(entries) + f"\n {text[-1]}"
         lines.append(f" {_READABLE(name)}: {text}")
-    return _without_surrogates("{\n" + ",\n".join(lines) + "\n}\n")
+    return without_surrogates("{\n" + ",\n".join(lines) + "\n}\n")
 
 
-def _without_surrogates(text: str) -> str:
+def without_surrogates(text: str) -> str:
+    """A text with escapes for lone surrogates, which UTF-8 cannot hold."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 

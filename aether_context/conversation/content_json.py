@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
-from aether_context.canonical import canonical_json, hash_text
+from aether_context.canonical import canonical_json, hash_text, without_surrogates
 from aether_context.pack import Content, Part, PartKind
 
 _MEDIA = ("inline_data", "file_data")
@@ -24,7 +24,8 @@ def content_from_wire(wire: str) -> Content:
 
 
 def text_part(text: str) -> Part:
-    return part_of({"text": text})
+    """A part of this package's own, with escapes for lone surrogates: it quotes what was not read from a content."""
+    return part_of({"text": without_surrogates(text)})
 
 
 def part_of(value: Mapping[str, Any], **fields: Any) -> Part:

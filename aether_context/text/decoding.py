@@ -73,13 +73,15 @@ def escaped(text: str, kept: str = "") -> str:
 
 
 _FLAG = "\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f"
-_HIDDEN = re.compile(f"{_FLAG}|[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069\U000e0000-\U000e007f]")
-"""Flags of regions, which are left; else a control, a mark that reorders text, or a tag that nobody sees."""
+_CONTROLS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
+_HIDDEN = re.compile(f"{_FLAG}|[{_CONTROLS}\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
+"""Flags of regions, which are left; else a control, a mark that reorders text, half of a surrogate pair, or a tag that
+nobody sees."""
 
 
 def visible(text: str) -> str:
     """A text with escapes for what a model reads and a person does not see: controls but tab and line ends, marks that
-    embed, override or isolate a direction, and tags outside of flags.
+    embed, override or isolate a direction, lone surrogates, and tags outside of flags.
 
     Letters of any script, joiners of emoji and the marks of Arabic and Hebrew stay.
     """

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 import marshal
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
@@ -17,7 +17,7 @@ from google.genai import types
 from pydantic import BaseModel
 
 from aether_context.adk.call import ESSENTIAL, ESSENTIAL_MARK
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, is_writable, plain
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_text, is_writable, plain, without_surrogates
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import medium_key
 from aether_context.conversation.quotes import NAMELESS, attributed
@@ -86,7 +86,7 @@ class Reader:
             tools = tuple(_tool(declaration, essential) for declaration in functions)
             self._tools.put(key, tools)
         system, can_grow = system_text(request.config)[0], additions(request).instruction
-        return Request(request.model or "", system, can_grow, tools, tuple(other_tools))
+        return Request(request.model or "", without_surrogates(system), can_grow, tools, tuple(other_tools))
 
 
 def _freeze(content: types.Content, model: str) -> Content:
@@ -94,16 +94,21 @@ def _freeze(content: types.Content, model: str) -> Content:
 
 
 # What others wrote, who may hide words from people and not from the model: results, quotes and artifacts. A user's own
-# words, and those of the app, stay as they are.
+# words, and those of the app, stay as they are, but for lone surrogates: a client that writes UTF-8 raises at each.
 
 _ARTIFACT = re.compile(r"Artifact .* is:", re.DOTALL)
 """How ADK's ``load_artifacts`` begins a message that shows one."""
 _ESCAPED = re.compile(r"\\u00[01]|\\[bf]")
 """Controls in JSON."""
+_SURROGATE = "\\ud"
+"""The beginning of a lone surrogate in JSON."""
 
 
 def _escaped(content: types.Content, frozen: Content) -> types.Content:
-    """A content, known as it came, with escapes in what others wrote; itself where nothing is hidden there."""
+    """A content, known as it came, with escapes in what others wrote; itself where nothing is hidden there, and no text
+    of it holds half of a surrogate pair."""
+    if _SURROGATE in frozen.wire:
+        content = _all_visible(content, without_surrogates)
     shows_file = len(frozen.parts) == 2 and frozen.role == "user" and _ARTIFACT.fullmatch(frozen.parts[0].text)
     if not (frozen.responses or frozen.agent or shows_file):
         return content
@@ -113,20 +118,23 @@ def _escaped(content: types.Content, frozen: Content) -> types.Content:
     for at, part in enumerate(parts):
         answer = part.function_response
         if answer is not None and answer.response is not None:
-            answer = answer.model_copy(update={"response": _all_visible(answer.response)})
+            answer = answer.model_copy(update={"response": _all_visible(answer.response, visible)})
             parts[at] = part.model_copy(update={"function_response": answer})
         elif part.text:
             parts[at] = part.model_copy(update={"text": visible(part.text)})
     return content if parts == content.parts else types.Content(role=content.role, parts=parts)
 
 
-def _all_visible(value: Any) -> Any:
-    """A value of JSON whose texts and keys hide nothing."""
+def _all_visible(value: Any, escape: Callable[[str], str]) -> Any:
+    """A value of JSON, or a model, whose texts and keys hide nothing."""
     if isinstance(value, str):
-        return visible(value)
+        return escape(value)
+    if isinstance(value, BaseModel):
+        fields = {name: _all_visible(field, escape) for name, field in value.__dict__.items() if field is not None}
+        return value.model_copy(update=fields)
     if isinstance(value, Mapping):
-        return {_all_visible(name): _all_visible(item) for name, item in value.items()}
-    return [*map(_all_visible, value)] if isinstance(value, (list, tuple)) else value
+        return {_all_visible(name, escape): _all_visible(item, escape) for name, item in value.items()}
+    return [_all_visible(item, escape) for item in value] if isinstance(value, (list, tuple)) else value
 
 
 def essential_names(request: LlmRequest) -> frozenset[str]:
@@ -217,7 +225,7 @@ def is_message(content: types.Content) -> bool:
 
 
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
-    value = _json(declaration)
+    value = _all_visible(_json(declaration), without_surrogates)
     name = declaration.name or ""
     wire = canonical_json(value)
     schema = value.get("parameters_json_schema") or value.get("parameters") or {}
@@ -226,7 +234,7 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
     for key, argument in (properties or {}).items():
         kind = argument.get("type") if isinstance(argument, dict) else None
         arguments.append(f"{key}: {kind.lower() if isinstance(kind, str) else 'any'}")
-    purpose = " ".join((declaration.description or "").split())
+    purpose = " ".join((value.get("description") or "").split())
     sentence = re.split(r"(?<=[.!?]) ", purpose, maxsplit=1)[0][:160]
     signature = f"{name}({', '.join(arguments)})" + (f": {sentence}" if sentence and sentence != name else "")
     return Tool(name=name, signature=signature, wire=wire, digest=hash_text(wire), essential=name in essential)

@@ -22,6 +22,9 @@ from aether_context.pack import Content, Outgoing, Pack, Part, Tool
 from aether_context.packing.tools import FIND_TOOLS, MOST_FOUND
 from aether_context.tokens.model_limits import bare_model_name, provider_of
 
+_ESCAPED_SURROGATE = "\\\\ud"
+"""The beginning of an escape for a lone surrogate, in the JSON of the text that has it."""
+
 
 def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact: tuple[str, ...] = ()) -> None:
     """Puts a pack into a request, all of it or (where making it fails) nothing.
@@ -37,10 +40,10 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         contents[item.origin] if item.form == "whole" and item.origin >= 0 else _content(pack, item, contents)
         for item in pack.contents
     ]
-    trimmed = {
+    replaced = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
         for tool in pack.tools.sent
-        if tool.name in pack.epoch.trimmed
+        if tool.name in pack.epoch.trimmed or _ESCAPED_SURROGATE in tool.wire
     }
     config, tools_dict = request.config, request.tools_dict
     tools: types.ToolListUnion | None = None
@@ -48,12 +51,12 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     names = [tool.name for tool in pack.tools.sent]
     names_behind = names[names.index(finder.name) + 1 :] if finder is not None else ()
     behind: dict[str, types.FunctionDeclaration | None] = dict.fromkeys(names_behind)
-    if config is not None and (pack.tools.left_out or finder is not None or trimmed):
+    if config is not None and (pack.tools.left_out or finder is not None or replaced):
         tools = []
         for tool in config.tools or []:
             if isinstance(tool, types.Tool) and tool.function_declarations:
                 declared_here = [
-                    trimmed.get(declaration.name or "", declaration)
+                    replaced.get(declaration.name or "", declaration)
                     for declaration in tool.function_declarations
                     if declaration.name not in pack.tools.left_out
                 ]
