@@ -64,10 +64,10 @@ def test_the_budget_is_a_ceiling_and_not_a_target() -> None:
             assert after + before.budget.fixed + turn > tokens
 
 
-def test_the_latest_turn_stays_even_where_it_alone_is_above() -> None:
+def test_the_latest_complete_turn_stays_even_where_it_alone_is_above() -> None:
     contents = [*turns(4), called("look_up", "x", key="x"), answered("look_up", "x", lines("x", 90))]
     result = slid(contents, 50)
-    assert result == tuple(range(len(contents) - 3, len(contents)))
+    assert result == tuple(range(12, len(contents)))
 
 
 def test_a_question_is_never_left_alone() -> None:
@@ -287,6 +287,8 @@ def test_the_payload_counts_against_the_ceiling(ceiling: int, known: str) -> Non
     chat.say(*(f"Which ship is at berth {at}?" for at in range(12)))
     assert all("CONTEXT PACK" in one.text for one in chat.sent)
     for manifest, request in zip(chat.manifests(), chat.sent, strict=True):
-        assert manifest.request_tokens <= ceiling or not manifest.first_call or len(request.contents) == 1
+        latest = 5  # a turn of four contents, and the question
+        assert manifest.request_tokens <= ceiling or not manifest.first_call or len(request.contents) <= latest
+        assert len(request.contents) >= min(latest, manifest.turn)
     assert len(chat.sent[-2].contents) < len(chat.raw[-2].contents)
     chat.replays()

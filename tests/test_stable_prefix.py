@@ -95,10 +95,10 @@ def test_nothing_happens_under_the_threshold() -> None:
     assert all(one is other for one, other in zip(left, contents, strict=True))
 
 
-def test_the_output_reserve_is_16000_but_never_more_than_the_slack() -> None:
+def test_the_output_reserve_is_16000_but_never_more_than_a_quarter_of_the_window() -> None:
     contents = [said("Please look into all of it.")]
     contents += [said("the shop is open today " * 30, "model") for _ in range(30)]
-    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.95)
+    window = math.ceil(estimate_tokens(contents) / 0.8 / 0.8)
     assert trimmed(contents, window, keep_last_messages=2).forms
     assert not trimmed(contents, math.ceil(1.2 * window), keep_last_messages=2).forms
 

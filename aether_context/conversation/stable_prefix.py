@@ -6,7 +6,8 @@ than the last messages of the model goes in one act, and further ones, one at a 
 The boundary is a count of the host's own contents, with the hash of the last content below it.
 
 Departures from the design that this follows: the exchange that the model has yet to read is never replaced, nor is a
-text that is no longer than the placeholder; the output reserve is at most the slack, so that small windows have room.
+text that is no longer than the placeholder; the output reserve is at most a quarter of the window, so that small ones
+have room.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ class StablePrefix:
         ]
         replaceable = [at for at, content in enumerate(contents) if placeholders[at].digest != content.digest]
         # Tokens of the messages above which more is replaced, in this strategy's own estimate.
-        reserve = min(_OUTPUT_RESERVE, budget.slack)
+        reserve = min(_OUTPUT_RESERVE, budget.window // 4)
         window = budget.window - bytes_to_tokens(len(conversation.request.system.encode())) - reserve
         room = int(settings.threshold * window) - estimate_tool_overhead(conversation.request.tools)
         # The estimate takes numbers and ids for fewer tokens than they are; without the count beside it a cut would

@@ -200,7 +200,8 @@ class SlidingTurns:
     What is left out follows from the host's own history up to the message that the model answers, what a payload adds
     to that message, the system instruction, the declarations and the ceiling. Every call of an invocation therefore
     comes to the same result as its first one, any reader can compute it, and a higher ceiling brings the turns back.
-    The ceiling is not a target, and the latest turn stays even where it alone is above it. A ceiling of 0 is none.
+    The ceiling is not a target: the latest turn that is complete stays, which the question is likely to go on from,
+    even where it alone is above it. A ceiling of 0 is none.
     """
 
     tokens: int
@@ -213,23 +214,19 @@ class SlidingTurns:
         if not self.tokens or last < 0:
             return Decision()
         ceiling = min(self.tokens, conversation.budget.input)
-        # Neither a payload nor anything of this invocation stood beside the message when it was first sent.
-        bare = conversation.tokens[last] <= conversation.counter.content(contents[last])
-        bare = bare and (last == len(contents) - 1 or not conversation.request.first_call)
-        dropped = earlier = _beyond(conversation, ceiling, last, bare)
+        dropped = earlier = _beyond(conversation, ceiling, last)
         if dropped and conversation.request.first_call:
             # What was beyond the ceiling when the human message before was answered.
             humans = (at for at in range(last - 1, -1, -1) if is_human(contents[at]))
-            earlier = _beyond(conversation, ceiling, next(humans, 0), bare)
+            earlier = _beyond(conversation, ceiling, next(humans, 0))
         forms = {at: ContentForm("left_out", "turn_budget", strategy=self.name) for at in sorted(dropped)}
         return Decision(forms, earlier=frozenset(earlier))
 
 
-def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> Collection[int]:
+def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[int]:
     """The indices of the oldest whole turns that have to go so that the request up to ``last`` is under the ceiling.
 
-    Turns with an anchor stay, and that of ``last``; where it is ``bare``, a question alone, so does the turn before it
-    as far as the window takes it.
+    Turns with an anchor stay, that of ``last``, and the turn before it as far as the window takes it.
     """
     turns: dict[int, list[int]] = {}
     for unit in units(conversation.contents):
@@ -243,7 +240,7 @@ def _beyond(conversation: Conversation, ceiling: int, last: int, bare: bool) -> 
         parts,
         tokens,
         target=ceiling - budget.fixed,
-        keep_last=2 if bare else 1,
+        keep_last=2,
         room=budget.input - budget.fixed,
         stay=stay,
     ).indices
