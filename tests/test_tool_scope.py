@@ -363,3 +363,24 @@ def test_all_tools_are_named_where_no_score_says_anything(query: str) -> None:
     assert set(first["all_tools"]) == hidden
     assert NAMES[-1] in hidden
     assert second["found"][0]["name"] == NAMES[-1]
+
+
+def test_a_line_of_a_tool_marks_what_may_be_left_out_and_says_what_comes_back() -> None:
+    def find(text: str, limit: int = 5) -> str:
+        """Finds lines."""
+        return text
+
+    def answers(context: CallbackContext, request: LlmRequest) -> None:
+        fields = {"lines": types.Schema(type=types.Type.ARRAY), "total": types.Schema(type=types.Type.INTEGER)}
+        (tool,) = request.config.tools or ()
+        for declaration in tool.function_declarations:  # type: ignore[union-attr]
+            shape = types.Schema(type=types.Type.OBJECT, properties=fields)
+            declaration.response = shape if declaration.name == "find" else types.Schema(type=types.Type.STRING)
+
+    plan = planned(NARROW)
+    plan["plan"]["step"]["tools"] = ["find", "send_mail"]
+    chat = Chat(tools=[find, send_mail], state=plan, alter=answers)
+    chat.say("go")
+    assert "- find(text: string, limit?: integer) -> {lines, total}: Finds lines." in chat.sent[0].human()
+    assert "- send_mail(to: string) -> string: Sends a mail." in chat.sent[0].human()
+    chat.replays()

@@ -228,16 +228,25 @@ def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> 
     value = _all_visible(_json(declaration), without_surrogates)
     name = declaration.name or ""
     wire = canonical_json(value)
-    schema = value.get("parameters_json_schema") or value.get("parameters") or {}
-    properties = schema.get("properties") if isinstance(schema, dict) else None
-    arguments = []
-    for key, argument in (properties or {}).items():
-        kind = argument.get("type") if isinstance(argument, dict) else None
-        arguments.append(f"{key}: {kind.lower() if isinstance(kind, str) else 'any'}")
+    schemas = [value.get(f"{name}_json_schema") or value.get(name) for name in ("parameters", "response")]
+    (_, properties, required), (returns, fields, _) = map(_shape, schemas)
+    arguments = [f"{key}{'' if key in required else '?'}: {_shape(schema)[0]}" for key, schema in properties.items()]
+    returned = f" -> {{{', '.join(fields)}}}" if fields else f" -> {returns}" if schemas[1] else ""
     purpose = " ".join((value.get("description") or "").split())
     sentence = re.split(r"(?<=[.!?]) ", purpose, maxsplit=1)[0][:160]
-    signature = f"{name}({', '.join(arguments)})" + (f": {sentence}" if sentence and sentence != name else "")
+    signature = f"{name}({', '.join(arguments)}){returned}" + (f": {sentence}" if sentence and sentence != name else "")
     return Tool(name=name, signature=signature, wire=wire, digest=hash_text(wire), essential=name in essential)
+
+
+def _shape(schema: JSON) -> tuple[str, Mapping[str, JSON], Collection[JSON]]:
+    """The type that a schema names, ``any`` without one; its properties, and the names of those that are required."""
+    value = schema if isinstance(schema, dict) else {}
+    kind, properties, required = value.get("type"), value.get("properties"), value.get("required")
+    return (
+        kind.lower() if isinstance(kind, str) else "any",
+        properties if isinstance(properties, dict) else {},
+        required if isinstance(required, list) else [],
+    )
 
 
 def _part(part: types.Part, model: str) -> Part:
