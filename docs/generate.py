@@ -132,8 +132,12 @@ def manifest_fields() -> str:
         "anchors",
         "rows.content_hash",
     }
+    # The fields that the design began with stand first.
+    founding = ("pack_id", "model", "window", "layer_budgets", "artifact_uris", "truncation_events", "checksum")
     shown = ("allocation", "rows", "truncation_events", "prefix")
-    rows = [[f"`{name}`", _brief(about)] for name, about in _descriptions(Manifest).items() if name not in internal]
+    described = _descriptions(Manifest)
+    names = dict.fromkeys([*founding, *(name for name in described if name not in internal)])
+    rows = [[f"`{name}`", _brief(described[name])] for name in names]
     for name in shown:
         (inner,) = set(_models(Manifest.model_fields[name].annotation))
         inside = {f"{name}.{field}": about for field, about in _descriptions(inner).items()}
