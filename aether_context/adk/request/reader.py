@@ -225,9 +225,10 @@ def is_message(content: types.Content) -> bool:
 
 
 def _tool(declaration: types.FunctionDeclaration, essential: frozenset[str]) -> Tool:
-    value = _all_visible(_json(declaration), without_surrogates)
-    name = declaration.name or ""
-    wire = canonical_json(value)
+    value, name = _json(declaration), declaration.name or ""
+    if _SURROGATE in (wire := canonical_json(value)):
+        value = _all_visible(value, without_surrogates)
+        wire = canonical_json(value)
     schemas = [value.get(f"{name}_json_schema") or value.get(name) for name in ("parameters", "response")]
     (_, properties, required), (returns, fields, _) = map(_shape, schemas)
     arguments = [f"{key}{'' if key in required else '?'}: {_shape(schema)[0]}" for key, schema in properties.items()]
