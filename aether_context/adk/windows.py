@@ -216,7 +216,7 @@ def room_to_read(pack: Pack | None, calls: int) -> tuple[int, int]:
     free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
     text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
     # What may be counted beyond the window is another number after the next report.
-    budget = allocation.window - allocation.slack
+    budget = min(allocation.budget, allocation.window - allocation.slack)
     staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
     staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
     room = max(0, (budget - staying) // calls - _CALL_TOKENS)
