@@ -27,7 +27,7 @@ from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, age
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
-from aether_context.packing.compaction import sent_bytes
+from aether_context.packing.inputs import request_bytes
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -467,11 +467,8 @@ _MOST_HIDDEN = 1_000
 def _most_tokens(pack: Pack) -> float:
     """The most tokens that a request can have: as many as bytes, and hidden ones. No limit where it holds media, which
     a provider counts by other rules."""
-    contents = [outgoing.content for outgoing in pack.contents]
-    if any(part.media_count for content in contents for part in content.parts):
-        return math.inf
-    head = (pack.system, *(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
-    return _MOST_HIDDEN + sent_bytes(contents) + sum(len(text.encode("utf-8", "surrogatepass")) for text in head)
+    has_media = any(part.media_count for outgoing in pack.contents for part in outgoing.content.parts)
+    return math.inf if has_media else _MOST_HIDDEN + request_bytes(pack)
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:

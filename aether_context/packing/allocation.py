@@ -60,7 +60,7 @@ def allocate(
     room = window - slack + min(0, spare_tokens)
     floors = {layer: int(window * getattr(settings.floors, layer)) for layer in FIXED_LAYERS}
     # Floors are promises, not walls: a step is refused only where the three layers together really exceed the budget.
-    fixed = {layer: measured[layer] for layer in FIXED_LAYERS}
+    fixed: dict[str, int] = {layer: measured[layer] for layer in FIXED_LAYERS}
     needed = sum(fixed.values())
     if needed > room:
         raise StepTooLarge(window=window, slack=window - room, measured=fixed)
