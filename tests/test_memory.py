@@ -401,3 +401,24 @@ def test_a_file_opens_without_making_its_vectors_again(tmp_path):
         with closing(Memories(tmp_path, embedder=embedder)) as memories:
             assert scored(memories) == before
         assert embedder.entries == embedded
+
+
+@pytest.mark.parametrize(
+    "record", ["{", '{"name": "k1", "text": "The code is 7.", "later": 1}', '{"name": "k1", "text": 7}']
+)
+def test_a_record_that_cannot_be_read_is_left_out_alone(
+    memories: Memories, record: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    wish = {"kind": "preference"}
+    added = [Memory(name=f"k{at}", text=f"The code of door {at} is {at * 7}.", metadata=wish) for at in range(1, 6)]
+    memories.add("app", "ann", added)
+    statement = memories.database.sql("UPDATE memories SET record = ? WHERE record LIKE ?")
+    with memories.database.transaction("owner") as cursor:
+        cursor.execute(statement, (record, '%"k1"%'))
+    for _ in range(2):
+        assert names(memories) == ["k2", "k3", "k4", "k5"]
+        assert [memory.name for memory in memories.all("app", "ann")] == ["k2", "k3", "k4", "k5"]
+        assert [memory.name for memory in memories.preferences("app", "ann")] == ["k5", "k4", "k3", "k2"]
+    assert caplog.text.count("is left out") <= 1
+    memories.add("app", "ann", [Memory(name="k6", text="The code of door 6 is 42.", session="s")])
+    assert "k6" in names(memories)

@@ -173,3 +173,19 @@ def test_a_forked_process_has_connections_of_its_own(service: HybridMemoryServic
     process.join()
     assert process.exitcode == 0
     assert names(service) == ["child", "key"]
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "reason"),
+    [("shop@", "nobody@", 'role "nobody" does not exist'), ("/postgres?", "/none?", 'database "none" does not exist')],
+)
+def test_the_reason_of_a_server_that_lets_nobody_in_is_named(
+    postgres: Server, impatient: None, old: str, new: str, reason: str
+) -> None:
+    uri = postgres.uri()
+    assert old in uri
+    service = HybridMemoryService(uri.replace(old, new))
+    for _ in range(2):
+        with pytest.raises(StoreUnavailable, match=reason):
+            service.memories.search("shop", "ann", ASK, 5)
+    service.memories.close()

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import random
+import threading
 from typing import Any
 
 import pytest
@@ -365,3 +367,26 @@ def test_what_two_tools_give_alike_is_offloaded_of_both() -> None:
     chat.say("What does it say?", "And now?")
     assert ["artifact" in answer for answer in chat.sent[-1].answers()] == [True, True, False, True]
     chat.replays()
+
+
+def test_a_run_that_is_cancelled_leaves_no_exception_to_nobody(caplog: pytest.LogCaptureFixture) -> None:
+    async def run() -> None:
+        chat = Chat(script=[[call("read_log", name=f"log {at}") for at in range(4)], "done"], tools=[read_log])
+        begun, free = asyncio.Event(), threading.Event()
+        loop = asyncio.get_running_loop()
+
+        def write(*_: Any) -> None:
+            loop.call_soon_threadsafe(begun.set)
+            free.wait(10)
+
+        chat.store.write_evidence = write  # type: ignore[method-assign]
+        task = asyncio.ensure_future(chat.tell("go"))
+        await begun.wait()
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        free.set()
+
+    asyncio.run(run())
+    gc.collect()
+    assert "never retrieved" not in caplog.text

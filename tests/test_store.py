@@ -6,7 +6,10 @@ import json
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import packs
 import pytest
@@ -347,3 +350,35 @@ def test_a_profile_of_s3_holds_and_times_are_read_in_every_form(
     parser = session.get_component("response_parser_factory").create_parser("rest-xml")
     for text in ("2026-11-27T09:31:47.000Z", "Fri, 27 Nov 2026 09:31:47 GMT", "1795771907"):
         assert parser._timestamp_parser(text).timestamp() == 1_795_771_907
+
+
+class NoBucket(BaseHTTPRequestHandler):
+    """Answers as S3 does where the bucket is not there."""
+
+    def answer(self) -> None:
+        self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = b"<Error><Code>NoSuchBucket</Code><Message>The specified bucket does not exist</Message></Error>"
+        self.send_response(404)
+        self.send_header("Content-Type", "application/xml")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    do_GET = do_HEAD = do_PUT = answer  # noqa: N815
+
+    def log_message(self, *args: Any) -> None:
+        """Says nothing."""
+
+
+def test_a_bucket_that_is_not_there_is_an_outage_and_no_empty_store() -> None:
+    pytest.importorskip("s3fs")
+    with ThreadingHTTPServer(("127.0.0.1", 0), NoBucket) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        url = f"http://127.0.0.1:{server.server_port}"
+        files = PackStore("s3://bucket/packs", key="key", secret="secret", endpoint_url=url).files
+        for look in (files.is_there, partial(files.get, f"{files.root}/a"), partial(files.files, files.root)):
+            with pytest.raises(StoreError, match="bucket does not exist"):
+                look()
+        assert not files.lacks(f"{files.root}/a")
+        server.shutdown()

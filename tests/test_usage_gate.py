@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -343,6 +343,61 @@ def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_boun
     other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok", "ok"])
     other.say("more", "and more")
     assert other.manifests()[-1].calibration.ratio == used
+
+
+ROOM = 3_000
+
+
+def reading(usage: Callable[[int], int | None], *, calls: int = 7, instruction: str = "", **settings: Any) -> Chat:
+    """Two messages, each with a loop that reads page by page; ``usage`` is the report by the tokens that were
+    counted."""
+    pages = [call("read_page", name=f"page {at}") for at in range(calls)]
+    script = [*pages, pages[:2], "done", *pages[:2], "fine"]
+    policy = PackPolicy(max_input_tokens=ROOM, **settings)
+    chat = Chat(script=script, tools=[read_page], policy=policy, instruction=instruction)
+    answer, plugin = chat.llm._response, chat.plugin
+
+    def respond(reply: Any, _: int) -> LlmResponse:
+        last = plugin._packer._parts.states._states.values()[-1].last
+        tokens = usage(last.pack.tokens.counted)
+        return answer(reply, tokens) if tokens else answer(reply, 0).model_copy(update={"usage_metadata": None})
+
+    object.__setattr__(chat.llm, "_response", respond)
+    chat.say("Read all of it", "and again, please")
+    return chat
+
+
+@pytest.mark.parametrize("strategy", ["epochs", "none"])
+def test_no_request_passes_the_window_by_its_own_estimate(strategy: str) -> None:
+    chat = reading(lambda counted: round(1.37 * counted), conversation={"strategy": strategy})
+    packs = chat.manifests()
+    assert cuts(packs)
+    assert all(pack.request_tokens <= ROOM and not pack.over_window for pack in packs)
+    assert max(pack.counted_tokens for pack in packs) < 0.9 * ROOM / 1.3
+    chat.replays()
+
+
+def test_lower_reports_bring_no_cut_forward() -> None:
+    silent, frugal = (reading(usage).manifests() for usage in (lambda _: None, lambda counted: round(0.8 * counted)))
+    assert cuts(silent)[0] < cuts(frugal)[0]
+    assert all(early < late for early, late in zip(cuts(silent), cuts(frugal), strict=False))
+
+
+def test_sums_over_calls_are_not_believed() -> None:
+    silent = reading(lambda _: None)
+    for first in (0, 9_000):  # what was read before the plugin came is in the first sum
+        total = [first]
+        summing = reading(lambda counted, total=total: total.append(total[-1] + counted) or total[-1])
+        assert cuts(summing.manifests()) == cuts(silent.manifests())
+        assert all(pack.request_tokens <= 1.1 * pack.counted_tokens + 50 for pack in summing.manifests())
+
+
+def test_what_cannot_be_cut_is_said_to_pass_the_window() -> None:
+    chat = reading(lambda counted: round(1.37 * counted), calls=1, instruction="Rule of the harbour. " * 450)
+    pack = chat.manifests()[-1]
+    assert pack.counted_tokens < ROOM < pack.request_tokens
+    assert pack.over_window == pack.request_tokens - ROOM
+    assert pack.degradations
 
 
 FRUGAL_WINDOW = 16_000

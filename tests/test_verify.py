@@ -353,3 +353,15 @@ def test_a_masked_pack_that_keeps_its_summary_where_the_request_is_cut_again_is_
     chat = Chat(script=script, tools=[note], policy=policy)
     chat.say(*(f"Handle case {at}: " + "mail a.b@c.de " * 40 for at in range(12)))
     chat.replays()
+
+
+def test_evidence_that_one_of_two_sessions_lost_is_missed(store: PackStore) -> None:
+    for session in ("s1", "s2"):
+        talked(store, turns=2, session=session)
+    first, second = everything(store)["record"]
+    assert first.path.split("/")[-3] != second.path.split("/")[-3]
+    assert verify(store).faults == {}
+    store.files.delete(second.path)
+    assert [path for path, fault in verify(store).faults.items() if "is missing" in fault] == ["shop/ann/s2"]
+    store.files.delete(first.path)
+    assert len(verify(store).faults) == 2

@@ -345,3 +345,58 @@ def test_the_second_try_is_counted_as_a_call_of_the_model() -> None:
     assert report is not None
     assert report.session.totals.calls == 14
     assert len({manifest.pack_id for manifest in chat.manifests()}) == 15
+
+
+class Unknown(Strict):
+    """Refuses in words that no pattern knows."""
+
+    words: str = "Request size cannot exceed {limit} bytes"
+    most: int = 20_000
+    unit: str = "bytes"
+
+    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Any:
+        text = repr(llm_request.config.system_instruction) + "".join(map(repr, llm_request.contents))
+        if len(text) // (1 if self.unit == "bytes" else 4) > self.most:
+            self.refused.append(len(text))
+            words = self.words.format(limit=self.most)
+            raise ClientError(400, {"error": {"message": words, "status": "INVALID_ARGUMENT"}})
+        async for response in super().generate_content_async(llm_request, stream):
+            yield response
+
+
+@pytest.mark.parametrize(
+    ("words", "most", "unit"),
+    [
+        ("Request size cannot exceed {limit} bytes", 20_000, "bytes"),
+        ("The body may hold {limit} characters, no more", 20_000, "bytes"),
+        ("input is over the allowed length of {limit}", 5_000, "tokens"),
+    ],
+)
+def test_a_number_of_a_refusal_that_nobody_knows_is_tried_once_and_learned_where_it_passes(
+    words: str, most: int, unit: str
+) -> None:
+    llm = Unknown(sent=[], refused=[], limit=10**9, words=words, most=most, unit=unit, usage=False)
+    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."))
+    assert turns(chat, range(16)) == []
+    assert len(llm.refused) == 1
+    assert chat.manifests()[-1].window_mark == "learned"
+    chat.restart()
+    assert turns(chat, range(16, 18)) == []
+    assert len(llm.refused) == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "The output length is limited to {limit} tokens",
+        "max_tokens may not pass a limit of {limit}",
+        "the name of a function has a length above 64",
+        "limit {limit}99 of something",
+    ],
+)
+def test_other_numbers_are_not_tried(words: str) -> None:
+    llm = Unknown(sent=[], refused=[], limit=10**9, words=words, most=2_000)
+    chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help. " * 300))
+    assert turns(chat, range(2)) == [0, 1]
+    assert len(llm.refused) == 2
+    assert chat.manifests()[-1].window_mark == "default"

@@ -32,7 +32,7 @@ _DIGITS, _MOST_SESSIONS = 12, 4_096
 class _Unlearned(Calibrations):
     """Learns nothing: what a provider reports is of a request that was not packed."""
 
-    def reported(self, pack: Pack, counter: str, tokens: int) -> None:
+    def reported(self, pack: Pack, counter: str, tokens: int, *, refused: bool = False) -> None:
         """Leaves a report aside."""
 
 

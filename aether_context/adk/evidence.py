@@ -227,7 +227,9 @@ class Offloader:
         write = self._recorder.store.write_evidence
         writing = (asyncio.to_thread(write, *scope, record, data) for record, data in evidence)
         try:
-            await asyncio.wait_for(asyncio.gather(*writing), STORE_SECONDS)
+            # `wait_for` leaves the exception of what it cancels to nobody, which asyncio logs.
+            async with asyncio.timeout(STORE_SECONDS):
+                await asyncio.gather(*writing)
         except BaseException as raised:  # one result that is not stored leaves the others, and the pack, as they are
             error, about = failure(raised), f"a result of {evidence[0][0].source} was not offloaded: "
             if not isinstance(error, (StoreError, TimeoutError)):

@@ -101,7 +101,7 @@ class Learning:
                 if (learned := context.state.get(WINDOWS)) != windows_before:
                     self._refused.put(context.invocation_id, learned)
                 if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong
-                    self._parts.calibrations.reported(pack, last.counter, refused.sent_tokens)
+                    self._parts.calibrations.reported(pack, last.counter, refused.sent_tokens, refused=True)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)

@@ -21,6 +21,11 @@ _MOST_CAUSES = 3
 _OVERFLOW = "ContextWindowExceededError"
 """LiteLLM's class for it."""
 
+_OF_ANSWERS = re.compile(r"output|completion|max(?:imum)?[\s_](?:\w+_)?tokens")
+"""Words of a sentence whose numbers are about the answer."""
+_LEAST_LIMIT = 1_024
+"""Smaller numbers are limits of a name or a setting."""
+
 _KINDS: Mapping[str, LimitKind] = {"bytes": "bytes", "media": "media", "pages": "pages"}
 
 
@@ -33,6 +38,8 @@ class Overflow(NamedTuple):
         answer: tokens that were kept for the answer and are not in ``limit``, though they share one window with it.
         kind: the unit of ``limit``.
         is_echo: set where the request itself holds the words of the refusal, so that they may be nobody's verdict.
+        numbers: what may be the limit where the words that hold it are not known, each with its unit.
+        is_known: set where the error is known to be about length; else one of ``numbers`` may say so.
     """
 
     limit: int | None = None
@@ -40,6 +47,8 @@ class Overflow(NamedTuple):
     answer: int = 0
     kind: LimitKind = "tokens"
     is_echo: bool = False
+    numbers: tuple[tuple[LimitKind, int], ...] = ()
+    is_known: bool = True
 
 
 def overflow_of(error: BaseException | str, request: str = "") -> Overflow | None:
@@ -51,7 +60,7 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
     Args:
         request: the texts of the request that was refused.
     """
-    texts, is_overflow = [error] if isinstance(error, str) else [], False
+    texts, is_overflow, is_refused = [error] if isinstance(error, str) else [], False, False
     cause = None if isinstance(error, str) else error
     for _ in range(_MOST_CAUSES):
         if cause is None:
@@ -60,6 +69,7 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
         named = [getattr(holder, name, None) for holder in holders for name in ("status_code", "code")]
         if next((status for status in named if type(status) is int), None) == 429:
             return None
+        is_refused |= not {400, 413}.isdisjoint(status for status in named if type(status) is int)
         if 413 in named:
             texts.append("request_too_large")
         texts += [str(cause)[:_MOST_CHARACTERS], *(code[:100] for code in named[1:2] if isinstance(code, str))]
@@ -77,12 +87,13 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
     kinds = [(is_echo, kind) for is_echo in (False, True) for kind in _words_of()["refusals"]]
     refusals = ((kind, is_echo, first("refusals", kind, is_echo=is_echo)) for is_echo, kind in kinds)
     kind, is_echo, match = next((refusal for refusal in refusals if refusal[2]), ("tokens", False, None))
+    numbers = _numbers(text, echoes) if is_refused else ()
     if match is None:
-        return Overflow() if is_overflow else None
+        return Overflow(numbers=numbers, is_known=is_overflow) if is_overflow or numbers else None
     limit = _number(match)
     if limit is None or kind != "tokens":
         limit = limit and limit << 20 * (" mb limit" in match[0])
-        return Overflow(limit, kind=_KINDS.get(kind, "tokens"), is_echo=is_echo)
+        return Overflow(limit, kind=_KINDS.get(kind, "tokens"), is_echo=is_echo, numbers=() if limit else numbers)
     answer, sent_tokens = (_number(first("counts", kind)) for kind in ("answer", "sent"))
     answer = answer if answer and answer < limit else 0  # what takes all of it leaves nothing to learn but the limit
     return Overflow(limit - answer, sent_tokens, answer, is_echo=is_echo)
@@ -98,6 +109,20 @@ def _words_of() -> dict[str, dict[str, Any]]:
 def _matches(table: str, kind: str, text: str) -> list[re.Match[str]]:
     patterns = (pattern.replace("NUMBER", r"(\d[\d,_]{0,15})") for pattern in _words_of()[table][kind])
     return [match for pattern in patterns for match in re.finditer(pattern, text)]
+
+
+def _numbers(text: str, echoes: str) -> tuple[tuple[LimitKind, int], ...]:
+    """The numbers beside words for a size, but in sentences about the answer and in what the request holds."""
+    text = " ".join(sentence for sentence in re.split(r"[.;] ", text) if not _OF_ANSWERS.search(sentence))
+    kinds: tuple[LimitKind, ...] = ("bytes", "tokens")
+    matches = [(kind, match) for kind in kinds for match in _matches("numbers", kind, text)]
+    units = {"kb": 10, "kib": 10, "mb": 20, "mib": 20}
+    sizes = [
+        (kind, (_number(match) or 0) << units.get(text[match.end(1) : match.end()].strip(), 0))
+        for kind, match in matches
+        if _words(match[0]) not in echoes
+    ]
+    return tuple((kind, size) for kind, size in sizes if size >= _LEAST_LIMIT)
 
 
 def _number(match: re.Match[str] | None) -> int | None:

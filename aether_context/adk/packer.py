@@ -133,7 +133,7 @@ class RequestPacker:
         first, state.first_try = state.first_try, None
         try:
             limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error, again=False)
-            if limits is None or first is None or state.last is None:
+            if not limits or first is None or state.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, state, first, limits)
         except BaseException as raised:
@@ -158,7 +158,9 @@ class RequestPacker:
             self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
         # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
-            return await ask_again(context.get_invocation_context(), request)
+            answer = await ask_again(context.get_invocation_context(), request)
+            self._failures.guarded(partial(self._parts.windows.accept, context, request.model or "", limits), None)
+            return answer
         except Exception as error:
             await self._learning.learn_failure(context, state.last, request, error, again=True)
             return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -26,6 +27,7 @@ from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, age
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
+from aether_context.packing.inputs import request_bytes
 from aether_context.policy import LimitSettings
 from aether_context.store import PackStore
 from aether_context.tokens import counter_for
@@ -417,12 +419,17 @@ class Calibrations:
         known_ratios = (ratio for ratio in ratios if ratio is not None)
         return max(known_ratios, key=lambda ratio: ratio.samples, default=TokenRatio())
 
-    def reported(self, pack: Pack, counter: str, tokens: int) -> None:
-        """Takes in what the provider reported for a pack: input tokens, cached ones included."""
+    def reported(self, pack: Pack, counter: str, tokens: int, *, refused: bool = False) -> None:
+        """Takes in what the provider reported for a pack: input tokens, cached ones included.
+
+        Args:
+            refused: whether it counted them to refuse the pack, which leaves no doubt of what it counted.
+        """
         key, owner = agent_key(pack.identity), _owner(pack.source, counter)
         reports = self._reports.get(key)
-        if reports is None or tokens > 2 * pack.source.window:
+        if reports is None or tokens > min(2 * pack.source.window, _most_tokens(pack)):
             return
+        reports = reports._replace(baseline=None) if refused else reports
         ratio = self._ratios.get(owner) or TokenRatio()
         counted, epoch = pack.tokens.counted, pack.epoch.number
         baseline, learned = learn_report(
@@ -451,6 +458,17 @@ class Calibrations:
             state[_STATE_KEY] = {**ratios, owner.by: recorded}
             if store:
                 self._later(partial(self._store.write_calibration, *owner, recorded))
+
+
+_MOST_HIDDEN = 1_000
+"""Tokens that a provider or a gateway may put before a request of its own accord."""
+
+
+def _most_tokens(pack: Pack) -> float:
+    """The most tokens that a request can have: as many as bytes, and hidden ones. No limit where it holds media, which
+    a provider counts by other rules."""
+    has_media = any(part.media_count for outgoing in pack.contents for part in outgoing.content.parts)
+    return math.inf if has_media else _MOST_HIDDEN + request_bytes(pack)
 
 
 def _owner(source: PackInput, counter: str) -> _Owner:

@@ -24,7 +24,7 @@ from aether_context.adk.overflow import Overflow
 from aether_context.canonical import hash_json, short
 from aether_context.conversation.summary import least_summary
 from aether_context.pack import FIXED_LAYERS, Pack, WindowMark, valid
-from aether_context.packing.inputs import sent_sizes
+from aether_context.packing.inputs import request_bytes, sent_sizes
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import LimitKind, RequestLimits, known_window, model_window, request_limits
@@ -136,6 +136,8 @@ class Windows:
         sizes = dict(zip(_OTHER_LIMITS, sent_sizes(source.request, source.host.unseen), strict=True))
         if not sizes.get(kind, 1):  # pages that no count shows, or what is too large is a text
             kind, refused = "media" if sizes["media"] else "tokens", refused._replace(limit=None)
+        if (guessed := _guessed(pack, refused, sizes["bytes"])) or not refused.is_known:
+            return guessed
         size = sizes.get(kind, pack.tokens.expected)
         # A window has the answer's own limit in it, where it is known to share the window.
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
@@ -166,6 +168,16 @@ class Windows:
         message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
         logger.warning(message, served_model.name, limit, kind, current_limit, undercut)
         return second
+
+    def accept(self, context: CallbackContext, model: str, limits: Limits) -> None:
+        """Learns limits for a session within which a second try of a call passed, where its refusal taught nothing."""
+        served_model = served_models(context.get_invocation_context().agent, model)[0]
+        session = (context.session.app_name, context.session.user_id, context.session.id)
+        for kind, limit in limits.items():
+            key = served_model.key if kind == "tokens" else f"{served_model.key} {kind}"
+            learned = self._sessions.get((session, key))
+            if learned is None or (learned.limit or 0) > limit:
+                self._put(session, key, Learned(limit, time.time()), context.state)
 
     def keep(self, models: Sequence[ServedModel], state: State, session: _Session) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
@@ -216,11 +228,23 @@ def room_to_read(pack: Pack | None, calls: int) -> tuple[int, int]:
     free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
     text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
     # What may be counted beyond the window is another number after the next report.
-    budget = allocation.window - allocation.slack
+    budget = min(allocation.budget, allocation.window - allocation.slack)
     staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
     staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
     room = max(0, (budget - staying) // calls - _CALL_TOKENS)
     return text, min(room, max(READ_TOKENS, room // 2))
+
+
+def _guessed(pack: Pack, refused: Overflow, media_bytes: int) -> Limits:
+    """The limits for a second try by the number of a refusal that the request passes by least; none where it passes
+    none of them. A text's bytes are a limit of tokens."""
+    sizes: dict[LimitKind, int] = {"tokens": pack.tokens.expected, "bytes": media_bytes or request_bytes(pack)}
+    shares = [(number / sizes[kind], kind) for kind, number in refused.numbers if number < sizes[kind]]
+    if not shares:
+        return {}
+    share, kind = max(shares)
+    is_media = kind == "bytes" and media_bytes
+    return {"bytes": int(share * media_bytes)} if is_media else {"tokens": int(share * pack.tokens.expected)}
 
 
 _LEARNED = TypeAdapter(Learned)

@@ -138,13 +138,14 @@ class Memories:
 
     def preferences(self, app: str, user: str) -> list[Memory]:
         """A user's preferences, the newest first; the longest are passed over."""
-        return list(map(memory_of, self.database.preferences(owner_of(app, user))))
+        memories = map(memory_of, self.database.preferences(owner_of(app, user)))
+        return [memory for memory in memories if memory.text]
 
     def all(self, app: str, user: str) -> Iterator[Memory]:
         """A user's memories in the order in which they were added or last changed."""
         owner, last = owner_of(app, user), 0
         while page := self.database.page(owner, last):
-            yield from (memory_of(record) for _, record in page)
+            yield from (memory for _, record in page if (memory := memory_of(record)).text)
             last = page[-1][0]
 
     def users(self) -> list[tuple[str, str, int]]:

@@ -113,7 +113,7 @@ class PostgresMemories(Backend):
         host, port = self._parameters.get("host") or "localhost", self._parameters.get("port")
         self.name = f"postgresql://{host}{f':{port}' if port else ''}/{self._parameters.get('dbname') or ''}"
         self._pools: dict[int, ConnectionPool[_Connection]] = {}  # by process: what a fork inherits it must not close
-        self._away_until = 0.0
+        self._away_until, self._reason = 0.0, ""
         try:
             self.read("SELECT 1")
         except StoreUnavailable as error:
@@ -125,7 +125,9 @@ class PostgresMemories(Backend):
             yield current.cursor()
             return
         if self._away_until > time.monotonic():
-            raise StoreUnavailable(f"the memories in {self.name} were away a moment ago: they are asked again soon")
+            raise StoreUnavailable(
+                f"the memories in {self.name} were away a moment ago{self._reason}: they are asked again soon"
+            )
         try:
             with self._pool().connection() as connection, connection.cursor() as cursor:
                 self._local.connection = connection
@@ -138,7 +140,7 @@ class PostgresMemories(Backend):
                 yield cursor
             self._has_tables = True
         except PoolTimeout as error:
-            raise StoreUnavailable(f"no connection to {self.name} within {_WAIT_SECONDS:g} s") from error
+            raise StoreUnavailable(f"no connection to {self.name} within {_WAIT_SECONDS:g} s{self._reason}") from error
         except psycopg.Error as error:
             kind = StoreUnavailable if isinstance(error, psycopg.OperationalError) else StoreError
             raise kind(f"the memories in {self.name} cannot be used: {_first_line(error)}") from error
@@ -198,7 +200,12 @@ class PostgresMemories(Backend):
         return pool
 
     def _leave_alone(self, pool: object) -> None:
+        """Asks nothing for a while; the pool keeps the server's reason to itself, so that it is asked for once more."""
         self._away_until = time.monotonic() + _PAUSE_SECONDS
+        try:
+            _Connection.connect(**self._parameters | {"connect_timeout": _WAIT_SECONDS}).close()
+        except psycopg.Error as error:
+            self._reason = f" ({_first_line(error)})"
 
     def _make_tables(self, cursor: psycopg.Cursor[Any]) -> None:
         """Makes the tables where there are none. Processes that start at once take turns."""

@@ -5,9 +5,11 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import logging
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from datetime import UTC, datetime
+from functools import lru_cache
 from typing import NamedTuple, TypeAlias
 
 import numpy as np
@@ -21,6 +23,8 @@ from aether_context.retrieval import terms
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.tokens.counters import sound
+
+logger = logging.getLogger("aether_context")
 
 StoredRecords: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
@@ -172,6 +176,7 @@ class Candidates:
                 vector = vectors_of(self._embedder, [plain], "query")
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(question, limit, entries, base, scores, is_named, without_thread=without_thread)
+        hits = [hit for hit in hits if cached[numbers_by_id[hit.id]][0].text]
         result = [
             Remembered(memory=cached[numbers_by_id[hit.id]][0], score=hit.score, scores=hit.scores) for hit in hits
         ]
@@ -213,8 +218,20 @@ class Candidates:
 
 
 def memory_of(record: str) -> Memory:
-    """The memory that a record holds."""
-    return Memory(**json.loads(record))
+    """The memory that a record holds; one without text, which is left out everywhere, where it cannot be read."""
+    try:
+        memory = Memory(**json.loads(record))
+        if all(isinstance(value, str) for value in (memory.name, memory.text, memory.session)):
+            return memory
+    except (TypeError, ValueError):  # damaged, or of a later version
+        pass
+    _tell_unreadable()
+    return Memory(name=f"unreadable {number_of(record)}", text="")
+
+
+@lru_cache
+def _tell_unreadable() -> None:
+    logger.warning("a memory that is damaged, or of a later version of this package, is left out")
 
 
 def row_of(memory: Memory) -> MemoryRow:

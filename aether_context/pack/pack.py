@@ -250,8 +250,8 @@ class RequestTokens(NamedTuple):
     """The size of a request in tokens, and how it was obtained.
 
     ``counted`` is what was counted here, ``expected`` what the provider is expected to count, and ``whole_history`` the
-    count of what the host would have sent by itself. ``over_window`` are those by which the request exceeds the window,
-    where what is never cut does not fit.
+    count of what the host would have sent by itself. ``over_window`` are expected ones by which the request exceeds
+    the window, where what is never cut does not fit.
     """
 
     counted: int

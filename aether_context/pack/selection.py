@@ -234,7 +234,8 @@ class Signals(NamedTuple):
 
 
 class Allocation(NamedTuple):
-    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + spare_tokens``."""
+    """Whole tokens per layer for one pack. The ``final`` budgets never sum to more than ``window + spare_tokens``;
+    these are below 0 where the provider is expected to count more than is counted here."""
 
     window: int
     slack: int

@@ -92,7 +92,8 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window
-    window = exceeding(draft.needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
+    needed_tokens = draft.needed_tokens + draft.input_budget - draft.countable_budget
+    window = exceeding(needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
     if window > source.window:
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)

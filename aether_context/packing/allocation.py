@@ -48,7 +48,7 @@ def allocate(
         measured: tokens of the system, task and tools layers as they are.
         demand: tokens that the evidence, memory and conversation layers would use if nothing limited them.
         output_tokens: the answer's limit where answer and input share the window; it raises the slack.
-        spare_tokens: tokens that may be counted beyond the window; they are lent.
+        spare_tokens: tokens that may be counted beyond the window; they are lent. Below 0 as many are nobody's.
 
     Returns:
         An allocation whose finals, slack included, sum to at most ``window + spare_tokens``.
@@ -57,22 +57,24 @@ def allocate(
         StepTooLarge: the measured layers alone exceed the input budget.
     """
     slack = slack_tokens(window, settings, output_tokens)
+    room = window - slack + min(0, spare_tokens)
     floors = {layer: int(window * getattr(settings.floors, layer)) for layer in FIXED_LAYERS}
     # Floors are promises, not walls: a step is refused only where the three layers together really exceed the budget.
-    needed = sum(measured[layer] for layer in FIXED_LAYERS)
-    if needed > window - slack:
-        raise StepTooLarge(window=window, slack=slack, measured={layer: measured[layer] for layer in FIXED_LAYERS})
+    fixed: dict[str, int] = {layer: measured[layer] for layer in FIXED_LAYERS}
+    needed = sum(fixed.values())
+    if needed > room:
+        raise StepTooLarge(window=window, slack=window - room, measured=fixed)
     promised = sum(max(floors[layer], measured[layer]) for layer in FIXED_LAYERS)
-    remainder = max(0, window - slack - promised)
+    remainder = max(0, room - promised)
     weights = weigh(signals, settings)
     shares = whole(remainder, [weights[layer] for layer in FLEXIBLE_LAYERS])
     nominal: dict[Layer, int] = dict(zip(FLEXIBLE_LAYERS, shares, strict=True))
-    floor_room = window - slack - needed - remainder
+    floor_room = room - needed - remainder
     for layer in FIXED_LAYERS:
         nominal[layer] = min(max(floors[layer], measured[layer]), measured[layer] + floor_room)
         floor_room -= nominal[layer] - measured[layer]
     demand_by_layer = {**demand, **{layer: measured[layer] for layer in FIXED_LAYERS}}
-    final = lend(nominal, demand_by_layer, weights, spare_tokens)
+    final = lend(nominal, demand_by_layer, weights, max(0, spare_tokens))
     layers: dict[Layer, LayerTokens] = {
         layer: LayerTokens(
             floor=floors.get(layer, 0),

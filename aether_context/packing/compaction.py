@@ -39,7 +39,7 @@ from aether_context.packing.demand import latest_turn_tokens, reserves_latest_tu
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
 from aether_context.tokens.counters import takes_media
-from aether_context.usage.calibration import estimated
+from aether_context.usage.calibration import countable, estimated
 
 
 def trim_early(draft: Draft) -> None:
@@ -124,8 +124,7 @@ def _mark_tokens(draft: Draft, budget: int) -> int:
     share, calibration = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
     if share == 1 or calibration is None or calibration.report_minus_count is None:
         return int(share * budget)
-    expected = share * (budget - calibration.spare_tokens) - calibration.offset
-    return min(budget, int(expected / calibration.ratio) + calibration.uncounted_tokens)
+    return min(budget, countable(calibration, share * draft.input_budget) + calibration.uncounted_tokens)
 
 
 def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conversation:

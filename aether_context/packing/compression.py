@@ -44,7 +44,7 @@ def trim_tools_and_step(draft: Draft) -> None:
         max(0, measured["tools"] - int(window * floors.tools)),
         max(0, measured["task"] - int(window * floors.task)),
     ]
-    over = max(0, sum(measured.values()) - draft.input_budget)
+    over = max(0, sum(measured.values()) - draft.countable_budget)
     lacking = over + _lacking(draft, over, spare) if draft.starts_epoch else over
     if not lacking:
         return

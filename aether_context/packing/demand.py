@@ -25,7 +25,7 @@ def demand(draft: Draft) -> dict[Layer, int]:
     if draft.at_cut:
         # A conversation that asks for everything is given nearly all by lending, and a cut has no room for memories
         # then. So it asks for what is left of it after a cut, or for what its latest turns need, where that is more.
-        low_mark = int(draft.policy.conversation.compact_to * (draft.input_budget - sum(draft.measured.values())))
+        low_mark = int(draft.policy.conversation.compact_to * (draft.countable_budget - sum(draft.measured.values())))
         tokens = min(tokens, max(0 if reserves_latest_turns(draft) else low_mark, latest_turn_tokens(draft)))
     return {**draft.payload_tokens, "conversation": tokens}
 
@@ -96,7 +96,7 @@ def allocate_window(draft: Draft) -> None:
         draft.account = draft.account._replace(too_large=f"step_too_large: {too_large}")
         # Layers as large as the budget can hold: the task gives way first, then the tools, then the system layer, of
         # which the last resort can shorten the task alone.
-        room = draft.input_budget
+        room = draft.countable_budget
         squeezed: dict[Layer, int] = {}
         for layer in ("system", "tools", "task"):
             squeezed[layer] = min(draft.measured[layer], room)
@@ -114,7 +114,7 @@ def allocation_of(draft: Draft) -> Callable[..., Allocation]:
         signals=signals(draft),
         settings=draft.policy.budget,
         output_tokens=source.output_tokens,
-        spare_tokens=source.usage.spare_tokens,
+        spare_tokens=draft.spare_tokens,
     )
 
 

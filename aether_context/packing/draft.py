@@ -35,6 +35,7 @@ from aether_context.packing.allocation import slack_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval import Ranking
 from aether_context.tokens.cache import DerivedColumns, PackCounter
+from aether_context.usage.calibration import countable
 
 
 class EpochState(NamedTuple):
@@ -238,6 +239,21 @@ class Draft:
     def input_budget(self) -> int:
         """``W - S`` in tokens: the window without what is kept free for the answer."""
         return self.input.window - slack_tokens(self.input.window, self.policy.budget, self.input.output_tokens)
+
+    @property
+    def spare_tokens(self) -> int:
+        """Tokens that may be counted beyond the input budget; below 0 where a provider is expected to count more than
+        is counted here, at most by half of it."""
+        calibration, budget = self.input.usage.calibration, self.input_budget
+        if calibration is None:
+            return 0
+        room = max(countable(calibration, budget), budget // 2) + calibration.uncounted_tokens
+        return min(calibration.spare_tokens, room - budget)
+
+    @property
+    def countable_budget(self) -> int:
+        """Tokens that may be counted within the input budget: less where a provider is expected to count more."""
+        return self.input_budget + min(0, self.spare_tokens)
 
     @property
     def needed_tokens(self) -> int:

@@ -19,6 +19,7 @@ from aether_context.pack import (
     is_unseen,
     medium_place,
 )
+from aether_context.packing.compaction import sent_bytes
 from aether_context.tokens.model_limits import RequestLimits
 
 
@@ -116,6 +117,13 @@ def sent_sizes(request: Request, unseen: Unseen) -> tuple[int, ...]:
     texts = [request.system, *(tool.wire for tool in request.tools), *(content.wire for content in request.contents)]
     written = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
     return tuple(map(sum, zip((written, 0, 0), *media_sizes, strict=True)))
+
+
+def request_bytes(pack: Pack) -> int:
+    """Bytes of a request as it is sent, in UTF-8, without those of its media."""
+    head = (pack.system, *(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
+    head_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in head)
+    return head_bytes + sent_bytes(outgoing.content for outgoing in pack.contents)
 
 
 def _unseen(request: Request, earlier: Unseen, limits: RequestLimits) -> Unseen:

@@ -120,6 +120,7 @@ def render_pack(draft: Draft) -> Pack:
     conversation_tokens = in_contents - request_tokens
     counted = sent_request.system.tokens + sum(map(_TOKENS, sent_request.tools)) + in_contents
     calibration = source.usage.calibration
+    expected = estimated(calibration, counted)
     anchored = calibration is not None and calibration.anchored and counter.method != "exact"
     return Pack(
         source=source,
@@ -139,9 +140,9 @@ def render_pack(draft: Draft) -> Pack:
         verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
         tokens=RequestTokens(
             counted=counted,
-            expected=estimated(calibration, counted),
+            expected=expected,
             whole_history=_whole_history_tokens(draft),
-            over_window=max(0, counted + uncounted - draft.allocation.spare_tokens - source.window),
+            over_window=max(0, expected - source.window),
             method="anchored" if anchored else counter.method,
         ),
         framing_tokens=sum(draft.columns.extend("framing", counter.frames, contents)),

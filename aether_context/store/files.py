@@ -31,6 +31,8 @@ _RESERVED = re.compile(
 _EXTRAS = {"s3": "s3", "s3a": "s3", "gs": "gcs", "gcs": "gcs"}
 _CACHING = ("s3", "s3a", "gs", "gcs", "az", "abfs")
 """Protocols whose file systems cache listings, though other processes write there, too."""
+_NO_BUCKET = re.compile(r"(?:bucket|container) does(?: not|n't) exist|NoSuchBucket|ContainerNotFound")
+"""Words of a 404 that is about a bucket, not about a file."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs raises for a precondition that failed, and for two writers at the same moment."""
 _AT_ONCE, _MOST_AHEAD = 16, 64
@@ -397,11 +399,16 @@ class Files:
     def _call(self, name: str, *args: Any, size: int = 0, **options: Any) -> Any:
         """Calls the file system, an asynchronous one within the time limit. ``size`` is what is written, in bytes."""
         fs = self.fs
-        if self.timeout_seconds is None or not self._is_async:
-            return getattr(fs, name)(*args, **options)
-        from fsspec.asyn import sync
+        try:
+            if self.timeout_seconds is None or not self._is_async:
+                return getattr(fs, name)(*args, **options)
+            from fsspec.asyn import sync
 
-        return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
+            return sync(fs.loop, getattr(fs, f"_{name}"), *args, timeout=Files.seconds(self, size), **options)
+        except FileNotFoundError as error:
+            if _NO_BUCKET.search(f"{error} {error.__cause__}"):  # an outage: nothing says what the bucket holds
+                raise StoreError(f"{self.url}: {error}") from error
+            raise
 
     def seconds(self, size: int | None) -> float:
         """The time that a call may take that writes so many bytes; None is for what may be long to read."""

@@ -300,7 +300,7 @@ class Manifest(_Record):
     whole_history_breaks: bool = False
     """Whether the host's own request does not begin as the one before: instruction, declarations or history changed."""
     over_window: int = 0
-    """Tokens by which the request exceeds the window, where what is never cut does not fit; else 0."""
+    """Expected tokens by which the request exceeds the window, where what is never cut does not fit; else 0."""
     calibration: Calibration | None = None
     """How the estimate was calibrated; null where no usage was known."""
     counts: Mapping[str, int] = {}

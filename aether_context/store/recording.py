@@ -188,7 +188,7 @@ def record(
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
     final_tokens = sum(layer.final for layer in allocation.layers.values())
-    budget_base = max(allocation.window + allocation.spare_tokens, final_tokens)
+    budget_base = max(allocation.window + max(0, allocation.spare_tokens), final_tokens)
     own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
     host = fold((request.system, *own_tools, *request.other_tools))
     breaks = request.rewritten or (tip is not None and tip.host != host)

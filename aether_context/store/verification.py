@@ -262,8 +262,8 @@ class _OtherFiles:
         self._store = store
         every = [entry for of_folder in entries.values() for entry in of_folder]
         self._files = {(entry.kind, entry.owner, entry.stem[:_DIGITS]) for entry in every}
-        records = ((entry.owner, self._record(entry)) for entry in every if entry.kind == "record")
-        self._records = {(owner, short(record.digest, _DIGITS)) for owner, record in records if record is not None}
+        records = ((entry.session, self._record(entry)) for entry in every if entry.kind == "record")
+        self._records = {(folder, short(record.digest, _DIGITS)) for folder, record in records if record is not None}
         self._copies: dict[str, list[tuple[str, str, str]]] = defaultdict(list)
         """By the place of a pack: the blocks of the index that hold it, with the hashes of their copies."""
         self._turns: dict[str, list[tuple[int, int]]] = defaultdict(list)
@@ -309,7 +309,7 @@ class _OtherFiles:
 
     def _is_there(self, folder: str, owner: str, name: str, manifest: Manifest) -> bool:
         if (digits := evidence_key(name)) is not None:
-            return ("evidence", owner, digits) in self._files and (owner, digits) in self._records
+            return ("evidence", owner, digits) in self._files and (folder, digits) in self._records
         if not name.startswith("turns/"):
             whose, artifact, _ = artifact_owner(name, manifest.session_key)
             return bool(ArtifactFiles(self._store.files).versions(whose, artifact))

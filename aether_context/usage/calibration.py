@@ -19,6 +19,8 @@ _LEAST, _MOST = 0.6, 1.7
 _PRIOR_TOKENS, _MEMORY_TOKENS = 1_000, 50_000
 """Weights in counted tokens: that of the initial ratio, 1, and the most that what was learned before can have."""
 _LARGEST_GROWTH = 60_000
+_USUAL = 1.25
+"""Growth of so many times the expected one is believed at once; of `_MOST` times where the next report confirms it."""
 _LEAST_BELIEVED = 0.25
 """A report below this share of the count is not believed to be of the whole request. It is this low since of digits
 four times as many tokens may be counted as a provider reports."""
@@ -106,8 +108,9 @@ def learn_report(
     # The request is larger and its report less than three quarters of the one before: only uncached tokens.
     is_partial = counted >= baseline.counted and reported < 0.75 * baseline.reported
     fresh = fresh._replace(whole=baseline.whole and not is_partial)
-    if not _follows(baseline.reported, baseline.counted, counted, reported):
-        confirmed = baseline.doubted is not None and _follows(*baseline.doubted, counted, reported, closeness=4)
+    slope = _USUAL * max(1.0, ratio.value)
+    if not _follows(baseline.reported, baseline.counted, counted, reported, slope):
+        confirmed = baseline.doubted and _follows(*baseline.doubted, counted, reported, _MOST, closeness=4)
         return (fresh if confirmed else baseline._replace(doubted=(reported, counted))), ratio
     if baseline.epoch == epoch:
         ratio = ratio.learned(counted - baseline.counted, reported - baseline.reported)
@@ -144,8 +147,20 @@ def estimated(calibration: Calibration | None, counted: int) -> int:
     return max(int(_LEAST_BELIEVED * counted), round(calibration.offset + calibration.ratio * counted))
 
 
-def _follows(reported_before: int, counted_before: int, counted: int, reported: int, closeness: int = 1) -> bool:
-    """Tells whether a report is expected after the one before, within half of it or 8,000 tokens, over
-    ``closeness``."""
-    expected = reported_before + counted - counted_before
-    return closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))
+def countable(calibration: Calibration, expected: float) -> int:
+    """Counted tokens of which a provider is expected to report ``expected``: the inverse of `estimated`."""
+    return int((expected - calibration.offset) / calibration.ratio)
+
+
+def _follows(
+    reported_before: int, counted_before: int, counted: int, reported: int, slope: float, closeness: int = 1
+) -> bool:
+    """Tells whether a report is expected after the one before, within half of it or 8,000 tokens, over ``closeness``.
+
+    One that grew by more than ``slope`` times the counted growth and a tenth of the count is not: in a sum over calls
+    the whole request comes on top of the report before.
+    """
+    growth = counted - counted_before
+    is_sum = reported - reported_before > slope * max(0, growth) + 0.1 * counted
+    expected = reported_before + growth
+    return not is_sum and closeness * abs(reported - expected) <= max(8_000, 0.5 * abs(expected))
