@@ -29,6 +29,8 @@ _MOST_ORDERS = 200
 """So many are held; of more the latest."""
 _STEMMERS = {"en": "english", "de": "german", "es": "spanish", "fr": "french", "pt": "portuguese"}
 """The languages whose words are compared by their stems, with the names of their stemmers."""
+MOST_REQUESTS, _MOST_LINES = 24, 5
+"""The requests of a long message, and the lines of a paragraph that holds nothing else."""
 _WORD, _UNSPACED = re.compile(r"\w+"), "\u0e00"
 """A word, and where scripts begin that put no spaces between words."""
 _QUOTED = re.compile(r"(?ms)^```.*?(?:^```|\Z)|^ {0,3}>[^\n]*")
@@ -104,6 +106,28 @@ def orders_text(orders: Sequence[str], older: int, *, max_tokens: int, counter: 
     if missing := older + len(orders) - len(lines):
         lines.insert(0, f"  ({missing} older ones are left out)")
     return "\n".join([TITLE, *lines])
+
+
+def requests_in(text: str) -> list[str]:
+    """The lines of a long message that ask or order, at most 24, without what it quotes: first those of paragraphs of
+    few lines, then questions in others.
+
+    Of a line that is longer than an order, the sentences are looked at.
+    """
+    requests: tuple[list[str], list[str]] = ([], [])
+    looked_at = 0
+    for paragraph in _QUOTED.sub("\n", text).split("\n\n"):
+        lines = paragraph.strip().splitlines()
+        is_long = len(lines) > _MOST_LINES
+        pieces = (piece for line in lines for piece in ([line] if len(line) <= _LONGEST else sentences(line)))
+        for words in map(str.strip, pieces):
+            is_request = words.endswith(("?", "？", "؟"))
+            if not (is_request or is_long) and looked_at < _MOST_SCANNED:
+                looked_at += 1
+                is_request = any(rule(use).search(words[:_LONGEST]) for use in ("requests", "bids"))
+            if is_request and len(words) <= _LONGEST:
+                requests[is_long].append(words)
+    return [*dict.fromkeys([*requests[0], *requests[1]])][:MOST_REQUESTS]
 
 
 @lru_cache(maxsize=2_048)
