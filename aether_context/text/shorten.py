@@ -124,7 +124,12 @@ def shorten(
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
     places_of = {number: at for at, number in enumerate(numbers)}
     pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
-    rankings = [(0.2, pinned_places), (0.15, _errors(texts)), (0.3, _best_first(_relevance(texts, query))), (0.3, dense)]
+    rankings = [
+        (0.2, pinned_places),
+        (0.15, _errors(texts)),
+        (0.3, _best_first(_relevance(texts, query))),
+        (0.3, dense),
+    ]
     if view.outline and len(numbers) < total:
         # The first and the last one of many records say what they hold.
         parents = [view.outline[number].parent for number in numbers]
