@@ -99,6 +99,47 @@ def test_a_request_that_alone_passes_the_window_is_shortened_last():
     chat.replays()
 
 
+LEDGER = [f"07:{at % 60:02d} worker-{at % 17} finished job {at * 7919 % 9973} in {at % 91} ms" for at in range(1_200)]
+
+
+@pytest.mark.parametrize(
+    "asks",
+    [
+        ["Which worker could not open the ledger, and why?"],
+        ["What broke first?", "Who was on duty then?", "Do we have to tell the customer?"],
+        ["Please write a short report of the night for the harbour master."],
+        ["Never name a colleague in the report."],
+        ["Welche Schicht war am langsamsten?"],
+        ["请总结这个日志。"],
+        ["どの作業員が遅れましたか？"],
+    ],
+)
+@pytest.mark.parametrize("quarter", [1, 2, 3])
+def test_what_a_long_message_asks_stays_wherever_it_stands(asks, quarter):
+    chat, at = Chat(["Fine."], policy=small(5_000)), quarter * len(LEDGER) // 4
+    chat.say("\n".join([*LEDGER[:at], "", "\n\n".join(asks), "", *LEDGER[at:]]))
+    text = chat.sent[-1].text
+    assert "The middle of this message is left out" in text
+    assert all(asked in text for asked in asks)
+    assert LEDGER[0] in text
+    assert LEDGER[-1] in text
+    chat.replays()
+
+
+def test_of_a_message_full_of_questions_the_head_and_the_tail_stay():
+    chat = Chat(["Fine."], policy=small(5_000))
+    faq = [
+        f"May I keep goods of kind {at} in the shed?\nYes, at dock {at % 9}, {words(9, f'f{at}')}." for at in range(400)
+    ]
+    chat.say("\n\n".join(["Here are our answers.", *faq, "Which of them are out of date?"]))
+    text = chat.sent[-1].text
+    assert text.count("in the shed?") < 60
+    assert "Here are our answers." in text
+    assert "Which of them are out of date?" in text
+    assert "f00 f01 f02" in text
+    chat.replays()
+
+
 LINES = [f"article {at}: the tenant sweeps the stairs of house {at} on Saturday" for at in range(1_500)]
 LINES[1_100] = "article 1100: the QUARTERMASTER sweeps the stairs of house 1100 on Saturday"
 SHORT = "The rent is 900 crowns a month, heating not included."

@@ -31,6 +31,9 @@ PHOTO = b"\xff\xd8\xff\xe0\x00\x10JFIF" + RANDOM.randbytes(9_000)
 DATA = RANDOM.randbytes(6_000)
 """It has no signature."""
 VECTOR = [RANDOM.gauss(0, 0.04) for _ in range(768)]
+POSITIVE = [round(abs(value), 3) for value in VECTOR]
+POSITIVE_JSON = json.dumps(POSITIVE, separators=(",", ":")).encode()
+QUANTIZED = [int(value * 500) for value in VECTOR]
 CODE, PHOTO_CODE, DATA_CODE = (base64.b64encode(data).decode() for data in (IMAGE, PHOTO, DATA))
 READING = "Pressure is 4.2 bar."
 PATHS = "".join(f"<path d='M{at} 2L3 4' transform='translate({at})'/>" for at in range(60))
@@ -112,6 +115,13 @@ FORMS: dict[str, tuple[Any, list[bytes]]] = {
         [b"it is so, \n" * 99],
     ),
     "a vector": ({"embedding": VECTOR, "reading": READING}, [json.dumps(VECTOR, separators=(",", ":")).encode()]),
+    "a positive vector": ({"query_vector": POSITIVE, "reading": READING}, [POSITIVE_JSON]),
+    "a positive vector of an API": ({"embeddings": [{"values": POSITIVE}], "reading": READING}, [POSITIVE_JSON]),
+    "a positive vector in JSON": (nested({"vector": POSITIVE}), [json.dumps(POSITIVE).encode()]),
+    "a quantized vector": (
+        {"embedding": QUANTIZED, "reading": READING},
+        [json.dumps(QUANTIZED, separators=(",", ":")).encode()],
+    ),
     "base64 under a name": ({"panel": CODE, "reading": READING}, [IMAGE]),
     "an MCP text that is said twice": (
         {
@@ -192,6 +202,9 @@ TEXTS = {
     "a list of counts": str([RANDOM.randint(0, 255) for _ in range(300)]),
     "ages": json.dumps([RANDOM.randint(18, 99) for _ in range(1_200)]),
     "heart rates": str([RANDOM.randint(60, 120) for _ in range(1_200)]),
+    "prices of what was embedded": json.dumps({"embedding_prices": POSITIVE}),
+    "ids in a store of vectors": json.dumps({"vector_ids": list(range(300))}),
+    "counts beside a vector": json.dumps({"vector": "v1", "counts": [at % 90 for at in range(300)]}),
     "a year of returns": json.dumps([RANDOM.gauss(0, 0.01) for _ in range(252)]),
     "a matrix": json.dumps([[RANDOM.gauss(0, 1) for _ in range(12)] for _ in range(12)]),
     "an array in source code": f"int x[] = {{{', '.join(str(RANDOM.randint(0, 255)) for _ in range(64))}}};",

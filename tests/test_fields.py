@@ -125,6 +125,59 @@ def test_a_secret_in_any_field_of_the_state_is_written_nowhere() -> None:
     chat.replays()
 
 
+@pytest.mark.parametrize("prompt", [False, True])
+def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> None:
+    def tool(key: str) -> str:
+        """Looks a key up."""
+        return "It is of ann."
+
+    tool.__name__ = SECRET
+    chat = Chat(
+        script=[call(SECRET, key="a"), "Done.", "Done again."],
+        tools=[tool],
+        policy=small(8_000, redact=("secrets",), redact_prompt=prompt, tools={"scope": "off"}),
+    )
+    chat.say("Whose key is it?", "And now?")
+    replays = [data for name, data in written(chat) if "manifest" not in name]
+    assert len(replays) > 1
+    calls = [data for data in replays if b'"function_call"' in data]
+    assert calls
+    assert [data for data in calls if b'"name":"' + SECRET.encode() in data] == []
+    chat.replays()
+
+
+@pytest.mark.parametrize(
+    "secret",
+    [
+        f"123456789:AA{'b3c' * 11}",
+        f"MTk4NjIyNDgzNDcxOTI1MjQ4.{'aB3' * 2}.{'d4E' * 9}",
+        "password: hunter22",
+        "api_key = 'abcdef12'",
+    ],
+)
+def test_tokens_and_passwords_are_masked(secret: str) -> None:
+    value = secret.split(" ")[-1].strip("'")
+    assert value not in masker(("secrets",))(f"It is {secret} as of today")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "key = os.environ['API_KEY']",
+        "API_KEY=${API_KEY}",
+        "api_key_header: X-Api-Key",
+        "Das Passwort: bitte nicht teilen",
+        "def login(user, password: str) -> None",
+        "client_secret: {{ vault_secret }}",
+        "apiKey: process.env.API_KEY",
+        "password: <your password>",
+        "Wrong password: try again",
+    ],
+)
+def test_what_only_names_a_secret_stays(text: str) -> None:
+    assert masker(("secrets",))(text) == text
+
+
 def written(chat: Chat) -> Iterator[tuple[str, bytes]]:
     """Every file of a chat's store, decompressed where it is packed."""
     from gzip import decompress

@@ -140,6 +140,89 @@ def test_other_sentences_leave_it_standing(order: str, sentence: str):
     assert orders(order, sentence)[0] == order
 
 
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("From now on, always answer in French.", "You can go back to English now."),
+        ("From now on, always answer in French.", "English again, please."),
+        ("From now on, always answer in French.", "Could you answer in English again?"),
+        ("Always keep the budget under 5,000 euros.", "The budget is now 8,000 euros."),
+        ("Keep all answers under 100 words.", "Keep all answers under 200 words."),
+        ("Always use port 8080.", "From now on use port 9090."),
+        ("From now on call me Doctor Weber.", "Please just call me Anna."),
+        ("From now on call me Doctor Weber.", "You can call me Anna."),
+        ("Always use metric units.", "Switch to imperial units."),
+        ("Always use tabs, please.", "On second thought, use spaces instead."),
+        ("Always answer in detail.", "Keep your answers brief from now on."),
+        ("Antworte ab jetzt immer mit Sie.", "Du kannst mich wieder duzen."),
+        ("Antworte ab jetzt immer auf Französisch.", "Du kannst wieder auf Deutsch antworten."),
+        ("Nenn mich ab jetzt Doktor Weber.", "Du kannst mich Anna nennen."),
+        ("Halte das Budget immer unter 5.000 Euro.", "Das Budget ist jetzt 8.000 Euro."),
+        ("Désormais, écris toujours les montants en dollars.", "Finalement, écris les montants en euros."),
+        ("Dorénavant, vouvoie-moi.", "Tu peux me tutoyer."),
+        ("A partir de ahora responde siempre en inglés.", "Puedes volver al español."),
+        ("A partir de agora, me chame de Doutor Weber.", "Pode me chamar de Ana."),
+        ("以后都用英文回答。", "换回中文吧。"),
+        ("今後は英語で答えてください。", "日本語に戻してください。"),
+    ],
+)
+def test_a_new_value_of_the_same_kind_ends_the_old_one(order: str, sentence: str):
+    assert orders(order, sentence) == [sentence]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("From now on delete the branch after every merge.", "Cancel that: branches stay after a merge."),
+        ("From now on put a joke at the end of each answer.", "Forget the jokes."),
+        ("Always run the linter before you commit.", "You can skip the linter from now on."),
+        ("Never push to main.", "You can push to main if I say so."),
+        ("Never push to main.", "You can push to main, but only after a review."),
+        ("Answer in German.", "Answer the customer in Spanish."),
+        ("Answer in German.", "Also answer in English."),
+        ("Write all amounts in dollars from now on.", "Use euros instead."),
+        ("Désormais, ajoute une blague à la fin.", "Oublie les blagues."),
+        ("从现在起，每次回答都要附上来源。", "不用再附上来源了。"),
+        ("今後は必ず敬語で答えてください。", "もう敬語でなくていいです。"),
+    ],
+)
+def test_what_may_take_an_order_back_stands_behind_it(order: str, sentence: str):
+    assert orders(order, sentence) == [order, sentence]
+
+
+@pytest.mark.parametrize(
+    ("order", "sentence"),
+    [
+        ("Always ask before you send a mail.", "My colleague said that she no longer asks before she sends a mail."),
+        ("Answer in German.", "Just this once answer in English."),
+        ("Answer in German.", "Translate the letter into English."),
+        ("Never push to main.", "You don't have to push to main."),
+        ("Never push to main.", "This time you may push to main."),
+        ("Never push to main.", "Cancel that flight."),
+        ("Keep the budget under 5,000 euros at all times.", "The rent is now 900 euros."),
+        ("From now on call me Doctor Weber.", "My dog is called Anna."),
+        ("Keep your answers short.", "The list is now too long."),
+        ("Always run the tests before a commit.", "Run the tests again."),
+        ("Nie auf main pushen!", "Du musst nicht auf main pushen."),
+        ("Antworte ab jetzt immer auf Englisch.", "Übersetze den Brief auf Deutsch."),
+        ("A partir de ahora responde siempre en inglés.", "El cliente habla español."),
+        ("À partir de maintenant, réponds toujours en anglais.", "Le client parle français."),
+        ("A partir de agora, responda sempre em inglês.", "Traduza a carta para o português."),
+        ("以后都用英文回答。", "把这封信翻译成中文。"),
+        ("今後は日本語で答えてください。", "この手紙を英語に翻訳してください。"),
+    ],
+)
+def test_what_is_of_something_else_changes_no_order(order: str, sentence: str):
+    assert orders(order, sentence) == [order]
+
+
+def test_that_is_the_order_just_before() -> None:
+    assert orders("Always use tabs.", "Always run the tests twice.", "Scrap that.") == ["Always use tabs."]
+    assert orders("Always use tabs.", "Book a flight to Rome.", "Cancel that.") == ["Always use tabs."]
+    both = orders("Never push to main. Book a flight to Rome.", "Cancel that.")
+    assert both == ["Never push to main.", "Cancel that."], "it may be either"
+
+
 def test_many_orders_are_read_fast_and_held_to_a_number():
     told = "Our rules:\n" + "\n".join(f"- never touch box{at}" for at in range(400))
     held = orders(*(told[at : at + 3_900] for at in range(0, len(told), 3_900)))
@@ -203,6 +286,14 @@ def test_an_order_is_in_every_request_after_its_cut_and_gone_when_it_is_taken_ba
         assert summary.split("\n")[1:3] == [TITLE, "  I would only want e2e tests for AgentSession."]
     chat.say("You don't need to use only e2e tests for AgentSession any more.", *turns(30))
     assert TITLE not in chat.sent[-1].text
+
+
+def test_a_summary_holds_the_new_value_alone():
+    chat = Chat(policy=small(3_000))
+    chat.say("Hello. From now on, always answer in French.", *turns(20))
+    assert f"{TITLE}\n  From now on, always answer in French.\n" in chat.sent[-1].text
+    chat.say("You can go back to English now.", *turns(20))
+    assert f"{TITLE}\n  You can go back to English now.\n-" in chat.sent[-1].text
 
 
 def test_of_a_long_message_whole_sentences_are_read() -> None:

@@ -1,17 +1,18 @@
 """A user's standing orders: sentences that ask for something, forbid it or correct it for good, in the user's words.
 
 Which words make a sentence an order, or take one back, is in orders.toml. An order goes where the user takes it back,
-says the same again, or gives another of a kind of which one alone can hold, like the language of answers. Where the
-user takes back a part of it, both sentences stay, in their order.
+says the same again, or gives another value of the same kind, like the language of answers. Where a sentence takes back
+a part of it, or may take it back, both sentences stay, in their order.
 """
 
 from __future__ import annotations
 
+import operator
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache, lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from aether_context.conversation.turns import is_human, is_instruction
 from aether_context.pack import Content
@@ -26,8 +27,12 @@ _LONGEST = 300
 """Characters of an order."""
 _MOST_ORDERS = 200
 """So many are held; of more the latest."""
-_KEY = 5
-"""The first letters of a word, by which forms of it are one in any language."""
+_STEMMERS = {"en": "english", "de": "german", "es": "spanish", "fr": "french", "pt": "portuguese"}
+"""The languages whose words are compared by their stems, with the names of their stemmers."""
+MOST_REQUESTS, _MOST_LINES = 24, 5
+"""The requests of a long message, and the lines of a paragraph that holds nothing else."""
+_WORD, _UNSPACED = re.compile(r"\w+"), "\u0e00"
+"""A word, and where scripts begin that put no spaces between words."""
 _QUOTED = re.compile(r"(?ms)^```.*?(?:^```|\Z)|^ {0,3}>[^\n]*")
 _WRAPPED = re.compile(r"(?<=[^\n.!?:;]{40})\n(?=[a-zß-ÿ])")
 """Where a long line ends in the middle of a sentence."""
@@ -51,11 +56,9 @@ def rule(use: str) -> re.Pattern[str]:
 
 
 @cache
-def _stop_terms() -> frozenset[str]:
-    """The terms that say nothing of what an order is about."""
-    from aether_context.retrieval.terms import terms  # loads numpy, which a chat without a cut does not need
-
-    return frozenset(term for table in _tables().values() for term in terms(table.get("stop", "")))
+def _stop_words() -> frozenset[str]:
+    """The words that say nothing of what an order is about."""
+    return frozenset(word for table in _tables().values() for word in table.get("stop", "").split())
 
 
 def standing_orders(earlier: Sequence[str], contents: Iterable[Content]) -> list[str]:
@@ -64,12 +67,13 @@ def standing_orders(earlier: Sequence[str], contents: Iterable[Content]) -> list
     Args:
         earlier: those that held before them.
     """
-    orders = dict.fromkeys(earlier)
+    orders, last_message = dict.fromkeys(earlier), tuple[tuple[str, bool], ...]()
     for content in contents:
         if is_human(content) and not is_instruction(content):
-            for sentence, is_order in _sentences(content.text):
-                if not _take_back(orders, sentence) and is_order:
-                    _add(orders, sentence)
+            message = _sentences(content.text)
+            for at, (sentence, is_order) in enumerate(message):
+                _apply(orders, sentence, is_order, (*last_message, *message[:at]))
+            last_message = message
     return list(orders)
 
 
@@ -102,6 +106,28 @@ def orders_text(orders: Sequence[str], older: int, *, max_tokens: int, counter: 
     if missing := older + len(orders) - len(lines):
         lines.insert(0, f"  ({missing} older ones are left out)")
     return "\n".join([TITLE, *lines])
+
+
+def requests_in(text: str) -> list[str]:
+    """The lines of a long message that ask or order, at most 24, without what it quotes: first those of paragraphs of
+    few lines, then questions in others.
+
+    Of a line that is longer than an order, the sentences are looked at.
+    """
+    requests: tuple[list[str], list[str]] = ([], [])
+    looked_at = 0
+    for paragraph in _QUOTED.sub("\n", text).split("\n\n"):
+        lines = paragraph.strip().splitlines()
+        is_long = len(lines) > _MOST_LINES
+        pieces = (piece for line in lines for piece in ([line] if len(line) <= _LONGEST else sentences(line)))
+        for words in map(str.strip, pieces):
+            is_request = words.endswith(("?", "？", "؟"))
+            if not (is_request or is_long) and looked_at < _MOST_SCANNED:
+                looked_at += 1
+                is_request = any(rule(use).search(words[:_LONGEST]) for use in ("requests", "bids"))
+            if is_request and len(words) <= _LONGEST:
+                requests[is_long].append(words)
+    return [*dict.fromkeys([*requests[0], *requests[1]])][:MOST_REQUESTS]
 
 
 @lru_cache(maxsize=2_048)
@@ -139,50 +165,105 @@ def _on_line(sentence: str) -> str:
     return line if len(line) <= _LONGEST else f"{line[:_LONGEST]}…"
 
 
+class _Traits(NamedTuple):
+    """A sentence as others are compared with it.
+
+    ``hits`` counts its stop words by language. ``scopes`` holds by each kind of value in it what stands beside those.
+    """
+
+    hits: tuple[int, ...]
+    scopes: Mapping[str, str]
+    negates: bool
+
+
 @lru_cache(maxsize=4_096)
-def _subject(sentence: str) -> frozenset[str]:
-    """The words that say what a sentence is about."""
-    from aether_context.retrieval.terms import terms
+def _traits(sentence: str) -> _Traits:
+    text, tables = sentence.replace("’", "'"), _tables()
+    words = set(_WORD.findall(text.casefold()))
+    kinds = [kind for kind in tables["exclusive"] if rule(kind).search(text)]
+    return _Traits(
+        tuple(len(words.intersection(tables[name]["stop"].split())) for name in _STEMMERS),
+        {kind: rule("number").sub(" ", rule(kind).sub(" ", text)) for kind in kinds},
+        rule("negates").search(text) is not None,
+    )
 
-    telling = (term for term in terms(sentence.casefold()) if term not in _stop_terms())
-    return frozenset(term[:_KEY] for term in telling if not rule("particles").search(term))
+
+@lru_cache(maxsize=1_024)
+def _language(hits: tuple[int, ...], other_hits: tuple[int, ...]) -> str:
+    """The language of two sentences, whose stop words they have most of."""
+    return max(zip(map(operator.add, hits, other_hits), _STEMMERS, strict=True), key=operator.itemgetter(0))[1]
 
 
-def _take_back(orders: dict[str, None], sentence: str) -> bool:
-    """Takes orders back that a sentence lifts, and tells whether it lifts any; one that lifts a part of some stands
-    behind them."""
+@lru_cache(maxsize=16_384)
+def _subject(text: str, language: str) -> frozenset[str]:
+    """The words that say what a text is about, by their stems in a language."""
+    from aether_context.retrieval.terms import stem, terms  # loads numpy, which a chat without a cut does not need
+
+    words = (word for word in _WORD.findall(text.casefold()) if word not in _stop_words())
+    stems = (terms(word) if max(word) >= _UNSPACED else [stem(word, _STEMMERS[language])] for word in words)
+    telling = (term for word_stems in stems for term in word_stems if term not in _stop_words())
+    return frozenset(term for term in telling if not rule("particles").search(term))
+
+
+def _apply(orders: dict[str, None], sentence: str, is_order: bool, earlier: Sequence[tuple[str, bool]]) -> None:
+    """Adds a sentence where it is an order, and removes the orders that it repeats, replaces or takes back.
+
+    It stands behind an order of which it takes a part back, or may take all of it back.
+
+    Args:
+        earlier: the sentences of the user since the beginning of the message before.
+    """
     words = sentence.replace("’", "'")
-    if not orders or not rule("lifts").search(words) or words.endswith(("?", "？")):
-        return False
-    if rule("heading").search(words) and rule("all").search(words) and rule("forgets").search(words):
+    if rule("once").search(words) and not rule("strong").search(words):
+        return
+    tells = words.endswith(("?", "？")) or rule("reports").search(words)
+    uses = {use for use in ("lifts", "permits", "frees", "changes") if not tells and rule(use).search(words)}
+    if "lifts" in uses and all(rule(use).search(words) for use in ("heading", "all", "forgets")):
         orders.clear()
-        return True
-    clauses = [_subject(clause) for clause in (sentence, *_CLAUSE.split(sentence), "")]
-    subjects = {order: _subject(order) for order in orders}
-    # The sentence has to be about little else: "you can see in the log that somebody pushed to main" lifts nothing.
-    shared = {
-        order: max(len(about & clause) for clause in clauses if 2 * len(about & clause) >= len(clause))
-        for order, about in subjects.items()
-    }
-    whole = [order for order, about in subjects.items() if about and shared[order] == len(about)]
-    is_part = any(0 < len(about) <= 2 * shared[order] and order not in whole for order, about in subjects.items())
-    for order in whole:
-        del orders[order]
-    if is_part:
-        orders[sentence] = None
-    return is_part or bool(whole)
-
-
-def _add(orders: dict[str, None], sentence: str) -> None:
-    """Adds an order behind the others, in the place of those that it repeats or replaces."""
-    about = _subject(sentence)
-    kinds = [kind for kind in _tables()["exclusive"] if rule(kind).search(sentence)]
-    negates = bool(rule("negates").search(sentence))
-    for order in list(orders):
-        # A ban goes on beside a wish: "never answer in French", "answer in German".
-        is_replaced = bool(rule("negates").search(order)) is negates and any(rule(kind).search(order) for kind in kinds)
-        if is_replaced or (about and _subject(order) == about):
+        return
+    effects = {order: _effect(order, sentence, uses) for order in orders} if uses or is_order else {}
+    if earlier and rule("undoes").fullmatch(words):
+        orders_before = [order for order, was_order in earlier if was_order and order in orders]
+        effects |= dict.fromkeys(orders_before[-1:], "lifts" if earlier[-1][1] else "touches")
+    for order, effect in effects.items():
+        if effect in ("lifts", "replaces"):
             del orders[order]
-    orders[sentence] = None
+    if not {"replaces", "touches"}.isdisjoint(effects.values()) or (is_order and "lifts" not in effects.values()):
+        orders.pop(sentence, None)
+        orders[sentence] = None
     if len(orders) > _MOST_ORDERS:
         del orders[next(iter(orders))]
+
+
+def _effect(order: str, sentence: str, uses: Set[str]) -> str:
+    """The effect of a sentence on an order before it: it "lifts" or "replaces" it where that is sure, and "touches" it
+    where it may change it, or changes a part of it; otherwise empty.
+
+    Args:
+        uses: the tables of which words are in the sentence.
+    """
+    earlier, later = _traits(order), _traits(sentence)
+    language = _language(earlier.hits, later.hits)
+    about, lifted = _subject(order, language), list[Set[str]]()
+    # "You can push to main" lifts a ban, "you need not push to main" lifts none.
+    if not uses.isdisjoint({"lifts", "permits" if earlier.negates else "frees"}):
+        lifted = [_subject(clause, language) for clause in (sentence, *_CLAUSE.split(sentence))]
+    if about and about in lifted[:1]:
+        limit = rule("limits").search(sentence)
+        return "touches" if limit is not None and limit[0].casefold() not in order.casefold() else "lifts"
+    if about and about == _subject(sentence, language) and uses.isdisjoint({"permits", "frees"}):
+        return "replaces"
+    is_touched = any(clause and _is_near(clause, about) for clause in lifted)
+    # A ban goes on beside a wish: "never answer in French", "answer in German".
+    kinds = earlier.scopes.keys() & later.scopes.keys() if earlier.negates is later.negates else ()
+    for kind in kinds if not rule("adds").search(sentence) else ():
+        scope, new_scope = (_subject(traits.scopes[kind], language) for traits in (earlier, later))
+        if scope == new_scope and (uses or kind != "number"):
+            return "replaces"
+        is_touched |= bool(uses) and _is_near(new_scope, scope) and (kind != "number" or bool(new_scope))
+    return "touches" if is_touched else ""
+
+
+def _is_near(words: Set[str], about: Set[str]) -> bool:
+    """Tells whether some words are all among others, or both share half of themselves."""
+    return words <= about or 2 * len(words & about) >= max(len(words), len(about))

@@ -71,6 +71,10 @@ _COPIED = re.compile(
 )
 """The name of what a model has to copy, and the dot between the parts of a token."""
 _VECTOR = re.compile(r"(?i)embedding|vector")
+_IS_VECTOR = re.compile(
+    r"""(?i)(?:embedding|vector)s?[\W\d_]{0,20}(?:(?:values?|data|dense|u?int8|float\d{0,2})[\W\d_]{0,20})?\Z"""
+)
+"""A name of the list itself, whose numbers may be all positive, or quantized to bytes; one beside it is weaker."""
 _BEFORE = 200
 _LEAST_UNKNOWN = 2_048
 """Characters of base64 or hexadecimal without a type and a signature."""
@@ -309,6 +313,7 @@ def _of_numbers(items: Sequence[str], written: str, names: str) -> tuple[bytes, 
     Args:
         names: what names the list.
     """
+    is_sure, is_quantized = len(items) >= _LEAST_NUMBERS and _IS_VECTOR.search(names) is not None, False
     with suppress(ValueError):
         values = [int(item, 0) for item in items]
         if len(items) >= _LEAST_NUMBERS and min(values) >= -128 and max(values) < 256:
@@ -317,9 +322,11 @@ def _of_numbers(items: Sequence[str], written: str, names: str) -> tuple[bytes, 
             is_words = typed("", data) == "text/plain" and 30 * sum(map(data.count, b" \n")) >= len(data)
             if is_mixed or is_words or sniffed(data):
                 return data, typed("", data)
+            is_quantized = is_sure
     is_named = _VECTOR.search(names) is not None and len(items) >= _LEAST_NUMBERS
     is_vector = is_named or (len(items) >= _LEAST_VECTOR and len(items) % _VECTOR_STEP == 0)
-    decimals = sum(len(item.partition(".")[2]) >= 4 for item in items)
-    if is_vector and 10 * decimals >= 9 * len(items) and any(item[0] == "-" for item in items):
+    decimals = sum(len(item.partition(".")[2]) >= (1 if is_sure else 4) or "e-" in item for item in items)
+    is_signed = is_sure or any(item[0] == "-" for item in items)
+    if is_quantized or (is_vector and 10 * decimals >= 9 * len(items) and is_signed):
         return written.encode(), "application/json" if written[0] == "[" and "," in written else "text/plain"
     return None

@@ -25,6 +25,7 @@ from aether_context.conversation.extracts import (
     response_tokens,
     shorten_content,
 )
+from aether_context.conversation.orders import MOST_REQUESTS, requests_in
 from aether_context.conversation.turns import is_instruction, protected, turn_start, unread_exchange
 from aether_context.evidence.record import message_uri
 from aether_context.pack import RECALLED, Content, ContentForm, Reason
@@ -298,7 +299,10 @@ def _shorter_request(draft: Draft, raw: Content, room: int, min_tokens: int) -> 
         if quote_room >= _LEAST_QUOTE * len(sizes):
             return f"{note}\n{shorten_content(raw, level(sizes, quote_room), counter=counter).text}"
         return f"{note}\n{quoted_alone(raw, room, '', counter).text}"
-    brief = shorten(raw.text, max(8, room), counter=counter, names=True)
+    requests = requests_in(raw.text)
+    # Of a text full of questions none is the user's more than others.
+    query = "\n".join(requests) if len(requests) < MOST_REQUESTS else ""
+    brief = shorten(raw.text, max(8, room), counter=counter, query=query, names=True, pinned=requests)
     return f"{note[:-1]}; it names {brief.names}]\n{brief.text}" if brief.names else f"{note}\n{brief.text}"
 
 

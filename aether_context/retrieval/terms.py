@@ -205,7 +205,12 @@ def _stem(word: str) -> str:
     if word.isascii() and word.isdigit():
         return word
     language = next((language for script, language in _LANGUAGES if script.match(word)), None)
-    if language is None or len(word) > _LONGEST_STEMMED:
+    return word if language is None else stem(word, language)
+
+
+def stem(word: str, language: str) -> str:
+    """The stem of a lower-case word in a language, by the name of its Snowball stemmer."""
+    if len(word) > _LONGEST_STEMMED:
         return word
     # Each thread has its own stemmers, since one holds the word that it works on.
     stemmers: dict[str, Any] = _local.__dict__.setdefault("stemmers", {})

@@ -164,9 +164,12 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
     """The JSON of a part with its texts masked."""
     masked: dict[str, JSON] = {}
     for name, item in value.items():
-        if name in _FIELDS and isinstance(item, dict):  # names and ids stay
+        if name in _FIELDS and isinstance(item, dict):  # ids stay
             inside = _FIELDS[name]
             masked[name] = item | ({inside: mask.json(item[inside])} if inside in item else {})
+            # A model may call a secret by its text; providers refuse brackets in a name.
+            if isinstance(tool := item.get("name"), str) and (written := mask(tool)) != tool:
+                masked[name] |= {"name": written.replace("[", "").replace("]", "")}
         elif name == "inline_data":  # its data is a hash
             masked[name] = item | mask.json({key: entry for key, entry in item.items() if key != "data"})
         else:

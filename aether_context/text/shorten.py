@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from heapq import nsmallest
-from itertools import accumulate, islice, pairwise
+from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
 
 from aether_context.text import Counts
@@ -79,7 +79,15 @@ class Excerpt(NamedTuple):
         return self.kept == self.total
 
 
-def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = "", names: bool = False) -> Excerpt:
+def shorten(
+    text: str | View,
+    max_tokens: int,
+    *,
+    counter: Counts,
+    query: str = "",
+    names: bool = False,
+    pinned: Sequence[str] = (),
+) -> Excerpt:
     """A text in lines of its own, within a budget; unchanged where it fits.
 
     Lines with errors, lines with the query's rare words, and lines that are dense with names and numbers take a share
@@ -91,6 +99,7 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         max_tokens: the most tokens of the result, notes and names included.
         query: what the agent is after.
         names: whether a third of the budget names what stands in other lines.
+        pinned: texts whose lines come first, the most important ones before the others, in a fifth of the budget.
     """
     if isinstance(text, str):
         if counter.count(text) <= max_tokens:
@@ -105,19 +114,28 @@ def shorten(text: str | View, max_tokens: int, *, counter: Counts, query: str = 
         lines, places, total = view.lines, range(len(view.lines)), len(view.lines)
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
+    holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
+    numbers = sorted({*numbers, *chain.from_iterable(holding)}) if pinned else numbers
     texts = [printable(lines[number]) for number in numbers]
     per_character = tokens_per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
     dense = _dense(mentioned, cost)
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
-    rankings = [(0.15, _errors(texts)), (0.3, _best_first(_relevance(texts, query))), (0.3, dense)]
+    places_of = {number: at for at, number in enumerate(numbers)}
+    pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
+    rankings = [
+        (0.2, pinned_places),
+        (0.15, _errors(texts)),
+        (0.3, _best_first(_relevance(texts, query))),
+        (0.3, dense),
+    ]
     if view.outline and len(numbers) < total:
         # The first and the last one of many records say what they hold.
         parents = [view.outline[number].parent for number in numbers]
         ((parent, _),) = Counter(parents).most_common(1)
         records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
-        rankings[2:2] = [(0.0, [at]) for at in (records[0], records[-1])]
+        rankings[3:3] = [(0.0, [at]) for at in (records[0], records[-1])]
 
     def written(indices: set[int]) -> str:
         if view.outline:
