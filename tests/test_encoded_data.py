@@ -170,6 +170,43 @@ def test_data_inside_a_text_goes_to_the_store_and_the_words_around_it_stay(resul
     assert verify(talk.store, replays=True).faults == {}
 
 
+LINES = "".join(f"{at}: the pump runs.\n" for at in range(10_000))
+"""A long text without data."""
+STEP = 50_000
+LONG = {
+    "base64": (f" {CODE} ", IMAGE),
+    "escaped base64": (" " + CODE.replace("/", "\\/") + " ", IMAGE),
+    "base64 in lines": ("\n" + "\n".join(textwrap.wrap(CODE, 76)) + "\n", IMAGE),
+    "a URI": (f"(data:image/png;base64,{CODE})", IMAGE),
+    "a list of bytes": (f" {[*IMAGE]} ", IMAGE),
+    "hexadecimal": (f" {IMAGE.hex(' ')} ", IMAGE),
+    "escaped bytes": (" " + "".join(f"\\x{byte:02x}" for byte in IMAGE) + " ", IMAGE),
+    "a dump": (f"\n{dumped(IMAGE)}\n", IMAGE),
+    "bytes as Python writes them": (f" {IMAGE!r} ", IMAGE),
+}
+
+
+@pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
+def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
+    alone = [medium.data for medium in media_in(written)]
+    assert alone == [data]
+    for place in (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 2, STEP - 1, STEP, STEP + 8_190):
+        text = LINES[: place - 1] + "\n" + written + LINES[:STEP] + written
+        assert [medium.data for medium in media_in(text)] == [data, data], place
+
+
+def test_what_ends_with_the_text_and_not_with_its_mark_hides_no_data_behind_its_beginning():
+    for opening in ("b'", 'b"', "[1, "):
+        text = f"{LINES[: STEP - 3]} {opening}{LINES[:300]} {CODE} and more"
+        assert [medium.data for medium in media_in(text)] == [IMAGE]
+    assert [*media_in(LINES + "[" + "1, 2, " * 200)] == []
+
+
+def test_data_in_the_middle_of_a_long_result_goes_to_the_store():
+    talk = talk_of(f"{LINES[: STEP - 20]}\n{CODE}\n{LINES[:STEP]}")
+    assert stored(talk) == [IMAGE]
+
+
 JWT = ".".join(
     base64.urlsafe_b64encode(part).decode().rstrip("=")
     for part in (b'{"alg":"RS256","typ":"JWT"}', json.dumps({"roles": ["reader"] * 90}).encode(), DATA[:256])

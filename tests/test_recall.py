@@ -30,7 +30,7 @@ from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Step
 from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry
+from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors, register_embedder
 from aether_context.retrieval.ranking import _ORDER, clauses_of
@@ -225,6 +225,42 @@ class Loading:
         self.asked += 1
         assert self.let_go.wait(60)
         return np.ones((len(texts), 4), dtype=np.float32) / 2
+
+
+PASTED = "".join(f"Row {at} of the export says that nothing happened, see x.org/a?b={at}.\n" for at in range(1_500))
+"""A text of 100 KB that asks nothing."""
+
+
+@pytest.mark.parametrize(
+    ("message", "words"),
+    [
+        (f"{ASKED[0]}\n{PASTED}", ASKED[0]),
+        (f"{PASTED}{ASKED[0]}", ASKED[0]),
+        (f"{PASTED}\n{ASKED[0]}\n\n{PASTED}", ASKED[0]),
+        (f"{PASTED}Please tell me about Ada and her bees.\n{PASTED}", "Please tell me about Ada and her bees."),
+        (f"{PASTED}It came from Mühlenbach-am-Wehr-4711-Ostflügel.\n{PASTED}", "Mühlenbach-am-Wehr-4711-Ostflügel"),
+    ],
+    ids=["at its beginning", "at its end", "between", "as an order", "as a rare name"],
+)
+def test_a_long_message_is_searched_by_what_it_asks_and_names(message: str, words: str) -> None:
+    assert words in query_for(pack_input([spoken(message)]))
+
+
+def test_a_query_is_bounded_and_a_short_one_is_the_message_itself() -> None:
+    for message in (ASKED[0], PASTED[:8_000], "漢字" * 4_000):
+        assert query_for(pack_input([spoken(message)])) == message
+    for message in (PASTED * 20, "漢字。" * 100_000, "x" * 500_000, "? " * 100_000, "請您看 please " * 30_000):
+        query = query_for(pack_input([spoken(f"{message}\nWhere is Ada?")]))
+        assert len(query) <= 8_000
+        assert "Where is Ada?" in query
+
+
+def test_a_secret_of_a_long_message_is_no_query() -> None:
+    key = "-----BEGIN RSA PRIVATE KEY-----\n" + "\n".join(hash_text(str(at))[7:] for at in range(20))
+    message = f"{PASTED}password: hunter2secret\n{key}\n-----END RSA PRIVATE KEY-----\n{PASTED}"
+    query = query_for(pack_input([spoken(message)]), ("secrets",))
+    assert "hunter2secret" not in query
+    assert not any(line in query for line in key.splitlines()[1:])
 
 
 @patch.object(Waits, "seconds", 0.05)

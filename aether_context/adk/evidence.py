@@ -50,6 +50,7 @@ from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.retrieval import query_for
+from aether_context.retrieval.ranking import telling_words
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for
@@ -448,7 +449,8 @@ class Offloader:
         results = [candidate for candidate in source.candidates if candidate.layer == "evidence" and not candidate.kind]
         results = sorted(results, key=lambda result: (-(result.time or 0.0), result.id))[:_MOST_FOCUSED]
         # What another agent hands over says less of what is looked for than the user does.
-        query = f"{query_for(source)}\n{words_of(prepared.call.context.user_content)}" if results else ""
+        redact, users_words = prepared.call.policy.redact, words_of(prepared.call.context.user_content)
+        query = f"{query_for(source, redact)}\n{telling_words(users_words, redact)}" if results else ""
         keys = {result.id: (scope, result.content_hash, query) for result in results}
         missing = {key[1]: key for key in keys.values() if self._summaries.get(key) is None}
         events = tuple(prepared.call.context.session.events)

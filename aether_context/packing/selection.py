@@ -33,7 +33,7 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     if (request_index := source.request.request_index) is None:
         draft.rankings = Rankings(memory=_nowhere(source, "memory"), evidence=_nowhere(source, "evidence"))
         return
-    query = retrieval.query_for(source)
+    query = retrieval.query_for(source, draft.policy.redact)
     turns_k = most_turns(settings, source)
     settings = settings.model_copy(update={"floor": settings.floor / breadth_of(source)})
     # Without an embedder: one may be behind a network, so meanings are compared where the candidates are gathered.

@@ -190,7 +190,7 @@ def recalled(
     with index.lock:
         limit = len(turns) if is_first else _MORE_HITS * most
         entries, best = index.over(turns, embedder, policy.redact), dict[str, Hit]()
-        for clause in dict.fromkeys([query_for(source), *clauses_of(question)]):
+        for clause in dict.fromkeys([query_for(source, policy.redact), *clauses_of(question)]):
             for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
                 best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())

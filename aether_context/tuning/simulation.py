@@ -124,7 +124,7 @@ class _Session:
 
         Turns are the texts without calls and responses. ``max_tokens`` limits them.
         """
-        settings, query, asked_at = policy.retrieval, query_for(source), call.request_index
+        settings, query, asked_at = policy.retrieval, query_for(source, policy.redact), call.request_index
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return source
         entries: list[Entry] = []

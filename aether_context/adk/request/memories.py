@@ -21,7 +21,7 @@ from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import UNTIL, Candidate, Content
 from aether_context.packing.payload import answers_in
 from aether_context.plans.spellings import is_preference
-from aether_context.retrieval.ranking import searched, similarity
+from aether_context.retrieval.ranking import searched, similarity, telling_words
 from aether_context.text.decoding import visible
 from aether_context.text.entities import artifact_uris
 from aether_context.text.shorten import query_words
@@ -141,7 +141,7 @@ async def search_memories(
                 memories.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
-    query = searched(" ".join(filter(None, (words_of(call.context.user_content), call.planned.step.text))))
+    query = searched(_asked(call))
     if preloaded or not query:
         return memories, ""
     query = await aside(len(query), partial(call.policy.mask, query))
@@ -177,6 +177,12 @@ async def search_memories(
         return memories, ""
 
 
+def _asked(call: ModelCall) -> str:
+    """What a call's message and step tell of what to look for."""
+    texts = (words_of(call.context.user_content), call.planned.step.text)
+    return " ".join(telling_words(text, call.policy.redact) for text in texts if text)
+
+
 def stored_results(
     call: ModelCall, records: Sequence[EvidenceRecord], contents: Iterable[Content]
 ) -> tuple[Candidate, ...]:
@@ -185,7 +191,7 @@ def stored_results(
     if not records:
         return ()
     sent_uris = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
-    words = query_words(f"{words_of(call.context.user_content)} {call.planned.step.text}".casefold())
+    words = query_words(_asked(call).casefold())
 
     def worth(record: EvidenceRecord) -> tuple[int, float, str]:
         text = f"{record.source} {record.query} {record.summary}".casefold()

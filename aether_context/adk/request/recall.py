@@ -39,7 +39,7 @@ class Recall:
     async def rank(self, prepared: PreparedCall) -> PreparedCall:
         """The input with scores for the candidates that have none."""
         source = prepared.source
-        query = query_for(source)
+        query = query_for(source, prepared.call.policy.redact)
         scored = all("similarity" in candidate.scores for candidate in source.candidates)
         if source.host.passthrough_reason or not query or scored:
             return prepared
@@ -67,7 +67,7 @@ class Recall:
             max_tokens: tokens for those turns where they are to have less than the policy's share of the window.
         """
         call, source, settings = prepared.call, prepared.source, prepared.call.policy.retrieval
-        asked_at, query = source.request.request_index, query_for(source)
+        asked_at, query = source.request.request_index, query_for(source, call.policy.redact)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return prepared
         contents = prepared.history
