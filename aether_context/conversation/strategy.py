@@ -95,7 +95,9 @@ class Conversation:
     ``items`` are the contents as they are sent, each with the host's own; one that ``budget.fixed`` counts has 0
     tokens. Their origins are places in ``request.contents``, whose positions anchors name. ``state`` is what each
     strategy kept from call to call, by its name. ``verbatim`` is set where the policy allows no shorter form, and
-    ``gives_media`` where what people sent can be read back by its mark.
+    ``gives_media`` where what people sent can be read back by its mark. ``is_due`` is set where signed thoughts have
+    just left in the place of a cut, which is made all the same unless they freed a quarter of its mark: the next one
+    would follow soon.
     """
 
     items: tuple[Outgoing, ...]
@@ -108,6 +110,7 @@ class Conversation:
     pressure: Pressure = "marks"
     verbatim: bool = False
     gives_media: bool = False
+    is_due: bool = False
 
     @classmethod
     def of(
@@ -217,6 +220,7 @@ class Conversation:
 
     def passes(self, mark: int) -> bool:
         """Tells whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
+        mark = mark * 3 // 4 if self.is_due else mark
         return self.pressure == "by_hand" or (self.used > mark and self.pressure == "marks")
 
     def pays(self, target: int) -> bool:

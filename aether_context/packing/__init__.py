@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
+from functools import partial
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
@@ -21,6 +23,7 @@ from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render_pack
 from aether_context.packing.selection import choose, leave_out_summarized
+from aether_context.packing.thoughts import stale_thoughts
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
@@ -59,7 +62,20 @@ def build_pack(
     """
     model = source.request.model
     pack_counter = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    base = start_draft(source, policy, pack_counter)
+    pack = _build(source, policy, pack_counter)
+    # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
+    if end := stale_thoughts(pack):
+        cuts = any(event.stage == "cut" for event in pack.events)
+        thoughtless = source._replace(epoch=replace(source.epoch, thoughts=end))
+        pack = _build(thoughtless, policy, pack_counter, is_cut_due=cuts)
+        pack = pack._replace(source=pack.source._replace(epoch=source.epoch))
+    return pack
+
+
+def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
+    """Builds a pack with the signed thoughts that the epoch of its input leaves."""
+    start = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due)
+    base = start()
     sent_contents = base.history.items
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
@@ -67,7 +83,7 @@ def build_pack(
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
     if draft.history.cut and chooses_again:
-        base = start_draft(source, policy, pack_counter, at_cut=True)
+        base = start(at_cut=True)
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):
@@ -81,7 +97,9 @@ def build_pack(
     return render_pack(draft)
 
 
-def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
+def start_draft(
+    source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False, is_cut_due: bool = False
+) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
     agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
     columns = counter.columns(agent)
@@ -89,6 +107,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
+    draft.is_cut_due = is_cut_due
     draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window

@@ -59,7 +59,8 @@ def apply_epoch(draft: Draft) -> None:
     draft.epoch = _epoch_state(draft)
     protect_instructions(draft)
     request = draft.input.request
-    draft.past_end = turn_start(request.contents, request.request_index)
+    draft.thoughts_end = bisect_left(request.positions, epoch.thoughts) if draft.input.binds_thoughts else 0
+    draft.past_end = max(draft.thoughts_end, turn_start(request.contents, request.request_index))
     packed_by_index = _earlier_messages(draft)
     draft.epoch = draft.epoch._replace(earlier=tuple(packed_by_index.values()))
     packed_form = draft.epoch.packed_form
@@ -134,6 +135,8 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     # Nearly all are sent as they are. Of the others the epoch names most.
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
     changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
+    thoughtful_indices = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
+    changed_indices |= thoughtful_indices
     if planners:
         changed_indices.update(index for index, raw in enumerate(raws) if raw.quotes)
     for index in sorted(changed_indices):
@@ -142,9 +145,14 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
         if (packed_form := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed_form, draft)
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
-        elif form == "extract":
-            content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
-            forms[index] = ContentForm("extract", "window", tokens)
+        elif raw.signed_thoughts == len(raw.parts) and index in thoughtful_indices:
+            forms[index] = ContentForm("left_out", "provider_limit")
+        elif form == "extract" or index in thoughtful_indices:
+            if form == "extract":
+                forms[index] = ContentForm("extract", "window", tokens)
+            # The window as a ceiling takes the thoughts alone.
+            ceiling = tokens if form == "extract" else source.window
+            content, members = extract(draft, index, raw, ceiling, query_of(raws, index, request.request_index))
             items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
         elif index != request.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.

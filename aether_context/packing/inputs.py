@@ -159,8 +159,9 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
         return None
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
     # Words that stand there without what was sent beside them are not looked for.
-    extracts = (item for item in pack.contents if item.form == "extract" and is_human(item.raw))
-    sent = pack.whole.union(item.origin for item in extracts if item.raw.text in item.content.text)
+    extracts = [item for item in pack.contents if item.form == "extract"]
+    worded = (item for item in extracts if is_human(item.raw) or item.raw.signed_thoughts)
+    sent = pack.whole.union(item.origin for item in worded if item.raw.text in item.content.text)
     forms = {row.form for at, row in enumerate(pack.rows[: len(source.request.contents)]) if at not in sent}
     if not cut and forms.isdisjoint(("placeholder", "extract", "told")):
         return None

@@ -245,6 +245,8 @@ class Manifest(_Record):
     """Whether a tool is declared that reads ``artifact://`` addresses."""
     planners: tuple[str, ...] = ()
     """The agents that have written plans."""
+    binds_thoughts: bool = False
+    """Whether the model's signed thoughts are valid only behind what they were made behind."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...] = ()
