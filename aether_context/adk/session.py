@@ -50,7 +50,7 @@ _MOST_PARTS = 16
 _MOST_LINES, _LONG_LINE = 128, 60
 """Lines of packed messages that have a key of their own, and the characters from which on they have one."""
 _EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
-_ELSEWHERE = {"summary", "tools", "payloads", "sent", "refusals"}
+_ELSEWHERE = {"summary", "tools", "payloads", "last_request", "refusals"}
 """Fields of an epoch that have keys of their own."""
 _ESCAPE = "json:"
 
@@ -137,10 +137,10 @@ def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
 def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch, original_of: OriginalOf) -> None:
     """Writes what changed from one epoch to the next."""
     key = _keys(agent_key(identity))
-    if previous.sent != current.sent:
-        thoughts = {"sent": list(current.sent)} | ({"refusals": current.refusals} if current.refusals else {})
+    if previous.last_request != current.last_request:
+        thoughts = {"last_request": list(current.last_request), "refusals": current.refusals}
         state[key("thoughts")] = {"session": identity.session, **thoughts}
-    if replace(previous, sent=current.sent) == current:
+    if replace(previous, last_request=current.last_request) == current:
         return
     stored: object = state.get(key("epoch"))
     saved: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
@@ -192,7 +192,7 @@ def distrust_thoughts(state: State, identity: Identity) -> dict[str, Any]:
     """Writes that a signed thought of an agent's was refused, so that all of them leave with its next request; returns
     what was written."""
     key = _keys(agent_key(identity))("thoughts")
-    refusals = _fields(state, key, identity).get("refusals")
+    refusals = _fields({key: state.get(key)}, key, identity).get("refusals")
     state[key] = {"session": identity.session, "refusals": (refusals if type(refusals) is int else 0) + 1}
     return {key: state[key]}
 

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from aether_context.canonical import short
-from aether_context.pack import MOST_PARTS, Epoch
+from aether_context.pack import MOST_PARTS, Epoch, values_of
 
 
 class EpochMatch(NamedTuple):
@@ -58,14 +58,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMat
 
 def reset(epoch: Epoch, note: str) -> EpochMatch:
     """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(
-        number=epoch.number,
-        contract=epoch.contract,
-        marks=epoch.marks,
-        tools=epoch.tools,
-        rewound=epoch.rewound,
-        refusals=epoch.refusals,
-    )
+    fresh = Epoch(**values_of(epoch, "number", "contract", "marks", "tools", "rewound", "refusals"))
     return EpochMatch(fresh, rewritten=True, note=note)
 
 

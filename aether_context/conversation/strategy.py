@@ -186,8 +186,10 @@ class Conversation:
             return placeholder(self.contents[at])
         if not form.tokens:
             return without_media(self.raws[at], self.recap.media)
-        query = query_of(self.raws, at, self.request_index)
-        return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
+        query, raw = query_of(self.raws, at, self.request_index), self.raws[at]
+        # Thoughts that have left do not come back with an extract.
+        raw = self.contents[at] if self.contents[at].signed_thoughts < raw.signed_thoughts else raw
+        return shorten_content(raw, form.tokens, counter=self.counter, query=query)
 
     def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, in_own_words: bool = False) -> str:
         """The summary of contents that are cut now and were cut before; in no room, what has no other place.

@@ -156,7 +156,7 @@ class Epoch(Recorded):
     """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
     thoughts: int = 0
     """Signed thoughts before this index of the host's list have left, since what they were made behind has changed."""
-    sent: tuple[int, str] = (0, "")
+    last_request: tuple[int, str] = (0, "")
     """Number and hash of the blocks of the request before, where the model binds its thoughts to them."""
     refusals: int = 0
     """How often the provider has refused a signed thought of the session."""

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
@@ -74,8 +73,7 @@ def build_pack(
 
 def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
     """Builds a pack with the signed thoughts that the epoch of its input leaves."""
-    start = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due)
-    base = start()
+    base = start_draft(source, policy, counter, is_cut_due=is_cut_due)
     sent_contents = base.history.items
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
@@ -83,7 +81,7 @@ def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cu
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
     if draft.history.cut and chooses_again:
-        base = start(at_cut=True)
+        base = start_draft(source, policy, counter, at_cut=True, is_cut_due=is_cut_due)
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):

@@ -19,7 +19,6 @@ from aether_context.conversation import (
     strategies_of,
     units,
 )
-from aether_context.conversation.extracts import query_of
 from aether_context.conversation.strategies import NET, NORMALIZING, CutStrategy, net
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import Recap, least_summary, recap
@@ -38,7 +37,7 @@ from aether_context.pack import (
 )
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, item_place
-from aether_context.packing.epoch_state import extract, without_unseen
+from aether_context.packing.epoch_state import without_unseen
 from aether_context.tokens.counters import takes_media
 from aether_context.usage.calibration import estimated
 
@@ -147,13 +146,11 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
         origins[at] = items[at].origin
         forms[items[at].origin] = form
         if form.form != "left_out":
-            item, content = _unpacked(draft, items[at]), conversation.formed(at, form)
+            content = conversation.formed(at, form)
             how: SentForm = "extract" if form.form == "extract" else "placeholder"
-            if form.form == "extract" and item.raw.signed_thoughts:
-                query = query_of(conversation.raws, at, conversation.request_index)
-                content, members = extract(draft, item.origin, item.raw, form.tokens or 0, query)
-                item = item._replace(members=members)
-            items[at] = item._replace(content=content, form=how, tokens=draft.counter.content(content))
+            items[at] = _unpacked(draft, items[at])._replace(
+                content=content, form=how, tokens=draft.counter.content(content)
+            )
     if effect.act is not None:
         draft.account = account._replace(acts=(*account.acts, effect.act))
         new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}

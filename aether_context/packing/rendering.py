@@ -102,7 +102,7 @@ def render_pack(draft: Draft) -> Pack:
     reason = _reason(draft)
     epoch = _epoch(draft, reason)
     if source.binds_thoughts:
-        epoch = replace(epoch, sent=sent_request.beginning())
+        epoch = replace(epoch, last_request=sent_request.beginning())
     # What is sent of each content that came in, before it was merged with its neighbours.
     present = plain
     if history.normalize:

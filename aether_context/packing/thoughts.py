@@ -22,8 +22,8 @@ def stale_thoughts(pack: Pack) -> int:
     last = max((at for at, item in enumerate(contents) if item.content.signed_thoughts), default=-1)
     if last < 0 or not source.binds_thoughts:
         return 0
-    epoch, begin = source.epoch, len(contents) - len(pack.sent.blocks) + source.epoch.sent[0]
-    goes_on = epoch.sent[0] > 0 and pack.sent.beginning(epoch.sent[0]) == epoch.sent
+    epoch, begin = source.epoch, len(contents) - len(pack.sent.blocks) + source.epoch.last_request[0]
+    goes_on = epoch.last_request[0] > 0 and pack.sent.beginning(epoch.last_request[0]) == epoch.last_request
     answer_end = next((at for at in range(begin, len(contents)) if contents[at].content.role != "model"), len(contents))
     if goes_on and last < answer_end and epoch.refusals <= _MOST_REFUSALS:
         return 0

@@ -205,7 +205,7 @@ def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
         payloads=tuple(payloads),
         summary=masked_epoch.summary if epoch.summary == original.summary else "",
         marks=masked_epoch.marks if epoch.marks == original.marks else epoch.marks,
-        sent=masked_epoch.sent if epoch.sent == original.sent else epoch.sent,
+        last_request=masked_epoch.last_request if epoch.last_request == original.last_request else epoch.last_request,
     )
 
 

@@ -19,7 +19,6 @@ from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import Candidate, Host, Identity, Request
-from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage.prices import cached_share
 
 _USUAL_CACHED_PRICE = 0.1
@@ -88,9 +87,7 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
         most_window=window.max_tokens,
         readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
         planners=tuple(sorted({*call.policy.planners, *records.planners})),
-        binds_thoughts=any(
-            "AnthropicLlm" in model.kinds or "claude" in bare_model_name(model.name) for model in call.models
-        ),
+        binds_thoughts=any("AnthropicLlm" in model.kinds or "claude" in model.name.lower() for model in call.models),
     )
 
 
