@@ -389,7 +389,7 @@ def _without_thoughts(request: LlmRequest, reader: Reader) -> LlmRequest:
     human = max((at for at, content in enumerate(contents) if is_human(content)), default=None)
     head = reader.head(request)._replace(contents=contents, positions=tuple(range(len(contents))), request_index=human)
     # Nothing else may leave: a window in which everything fits, and the estimate of no model.
-    source = PackInput(Identity(*[""] * 5), head, window=1 << 30, step=Step(), host=Host(binds_thoughts=True))
+    source = PackInput(Identity("", "", "", "", ""), head, window=1 << 30, step=Step(), host=Host(binds_thoughts=True))
     write(build_pack(source, PackPolicy(), counter=counter_for("")), request, request.contents)
     return request
 

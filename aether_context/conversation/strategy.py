@@ -220,10 +220,13 @@ class Conversation:
             todo=listed and (("", []) if all(contents.get(at) == self.raws[at] for at in listed[0]) else listed[1:]),
         )
 
+    def is_over(self, mark: int) -> bool:
+        """Tells whether the conversation is over a mark, in tokens, or over three quarters of it where a cut is due."""
+        return self.used > (mark * 3 // 4 if self.is_due else mark)
+
     def passes(self, mark: int) -> bool:
         """Tells whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
-        mark = mark * 3 // 4 if self.is_due else mark
-        return self.pressure == "by_hand" or (self.used > mark and self.pressure == "marks")
+        return self.pressure == "by_hand" or (self.is_over(mark) and self.pressure == "marks")
 
     def pays(self, target: int) -> bool:
         """Tells whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.

@@ -20,6 +20,7 @@ from wire.rules import (
     Body,
     Issued,
     Rule,
+    claude_befores,
     claude_prefix,
     gemini_signed,
     same,
@@ -32,12 +33,15 @@ _MEDIA = ("data", "file_data", "image_url", "images", "signature", "thoughtSigna
 
 
 class Reply(NamedTuple):
-    """What a model answers: a signed thought, a text, code with its output, calls as pairs of name and arguments."""
+    """What a model answers: a signed thought, a text, code with its output, calls as pairs of name and arguments.
+    ``redacted`` has Claude hide the thought's words, and ``interleaved`` is a second thought between text and calls."""
 
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     thought: str = ""
     code: tuple[str, str] | None = None
+    redacted: bool = False
+    interleaved: str = ""
 
 
 class Refusal(NamedTuple):
@@ -259,13 +263,23 @@ class Claude(Provider):
 
     def said(self, body: Body, reply: Reply, usage: Usage) -> Any:
         content: list[dict[str, Any]] = []
-        if reply.thought and body.get("thinking", {}).get("type") == "enabled":
-            signature = self.signature()
-            self.issued.signed[signature] = reply.thought
-            content.append({"type": "thinking", "thinking": reply.thought, "signature": signature})
-        signatures = [block["signature"] for block in content]
+        signatures: list[str] = []
+
+        def think(thought: str) -> None:
+            if not thought or body.get("thinking", {}).get("type") != "enabled":
+                return
+            signatures.append(self.signature())
+            self.issued.signed[signatures[-1]] = thought
+            answered = {**body, "messages": [*body["messages"], {"role": "assistant", "content": [*content]}]}
+            *_, (_, self.issued.behind[signatures[-1]]) = claude_befores(answered)
+            shown = {"type": "thinking", "thinking": thought, "signature": signatures[-1]}
+            hidden = {"type": "redacted_thinking", "data": signatures[-1]}
+            content.append(hidden if reply.redacted else shown)
+
+        think(reply.thought)
         if reply.text:
             content.append({"type": "text", "text": reply.text})
+        think(reply.interleaved)
         for name, arguments in reply.calls:
             call = {"type": "tool_use", "id": f"toolu_{next(self._numbers):06}", "name": name, "input": arguments}
             self.issued.under[str(call["id"])] = signatures
@@ -289,6 +303,8 @@ class Claude(Provider):
                 start: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
                 deltas = [{"type": "thinking_delta", "thinking": half} for half in _halves(block["thinking"])]
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            elif block["type"] == "redacted_thinking":
+                start, deltas = block, []
             elif block["type"] == "text":
                 start = {"type": "text", "text": ""}
                 deltas = [{"type": "text_delta", "text": half} for half in _halves(block["text"])]
