@@ -164,7 +164,7 @@ class Provider(ThreadingHTTPServer):
             if self.window is not None and tokens > self.window:
                 self.over.append(tokens)
             reply = self.script[0] if self.script else Reply("ok")
-            refusal = reply if isinstance(reply, Refusal) else self.overflow(tokens)
+            refusal = reply if isinstance(reply, Refusal) else self.forbidden(faults) or self.overflow(tokens)
             usage = Usage(tokens, 0) if refusal is not None else self.use(body, tokens)
             self.requests.append(Recorded(body, faults, usage, refusal is not None))
             if isinstance(reply, Refusal) or refusal is None:
@@ -178,6 +178,10 @@ class Provider(ThreadingHTTPServer):
         if self.limit is None or tokens <= self.limit:
             return None
         return Refusal(400, self.too_long(tokens, self.limit))
+
+    def forbidden(self, faults: Sequence[str]) -> Refusal | None:
+        """The refusal of a request with these faults; most are only noted."""
+        return None
 
     def signature(self) -> str:
         return base64.b64encode(b"signature %d" % next(self._numbers)).decode()
@@ -228,8 +232,16 @@ def _halves(text: str) -> list[str]:
     return [half for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
 
 
+UNBOUND = (
+    "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
+)
+
+
 class Claude(Provider):
     rules = CLAUDE
+
+    def forbidden(self, faults: Sequence[str]) -> Refusal | None:
+        return Refusal(400, UNBOUND) if any(fault.startswith("claude_thinking_is_bound") for fault in faults) else None
 
     def too_long(self, tokens: int, limit: int) -> str:
         return f"prompt is too long: {tokens} tokens > {limit} maximum"
