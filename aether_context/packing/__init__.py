@@ -16,13 +16,12 @@ from aether_context.packing.compression import compress, trim_tools_and_step
 from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
 from aether_context.packing.epoch_state import apply_epoch
-from aether_context.packing.inputs import next_input, turns_to_find
+from aether_context.packing.inputs import next_input, stale_thoughts, turns_to_find
 from aether_context.packing.instructions import absent_instructions
 from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
 from aether_context.packing.rendering import render_pack
 from aether_context.packing.selection import choose, leave_out_summarized
-from aether_context.packing.thoughts import stale_thoughts
 from aether_context.packing.tools import select_tools
 from aether_context.policy import PackPolicy
 from aether_context.tokens import TokenCounter, counter_for, framing_of
@@ -64,16 +63,16 @@ def build_pack(
     pack = _build(source, policy, pack_counter)
     # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
     if end := stale_thoughts(pack):
-        cuts = any(event.stage == "cut" for event in pack.events)
         thoughtless = source._replace(epoch=replace(source.epoch, thoughts=end))
-        pack = _build(thoughtless, policy, pack_counter, is_cut_due=cuts)
+        pack = _build(thoughtless, policy, pack_counter, is_cut_due=any(event.stage == "cut" for event in pack.events))
         pack = pack._replace(source=pack.source._replace(epoch=source.epoch))
     return pack
 
 
 def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
     """Builds a pack with the signed thoughts that the epoch of its input leaves."""
-    base = start_draft(source, policy, counter, is_cut_due=is_cut_due)
+    base = start_draft(source, policy, counter)
+    base.is_cut_due = is_cut_due
     sent_contents = base.history.items
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
@@ -81,7 +80,8 @@ def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cu
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
     if draft.history.cut and chooses_again:
-        base = start_draft(source, policy, counter, at_cut=True, is_cut_due=is_cut_due)
+        base = start_draft(source, policy, counter, at_cut=True)
+        base.is_cut_due = is_cut_due
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):
@@ -95,9 +95,7 @@ def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cu
     return render_pack(draft)
 
 
-def start_draft(
-    source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False, is_cut_due: bool = False
-) -> Draft:
+def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
     agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
     columns = counter.columns(agent)
@@ -105,7 +103,6 @@ def start_draft(
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
-    draft.is_cut_due = is_cut_due
     draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window

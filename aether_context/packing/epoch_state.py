@@ -134,25 +134,22 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
 
     # Nearly all are sent as they are. Of the others the epoch names most.
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
-    changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
-    thoughtful_indices = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
-    changed_indices |= thoughtful_indices
+    thoughtful = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
+    changed_indices = {*thoughtful, *packed_by_index, *(index for index, key in enumerate(keys) if key in epoch.forms)}
+    unformed = ("whole", source.window)  # a ceiling that takes signed thoughts alone
     if planners:
         changed_indices.update(index for index, raw in enumerate(raws) if raw.quotes)
     for index in sorted(changed_indices):
         raw = raws[index]
-        form, tokens = epoch.forms.get(keys[index], ("whole", 0)) if keys else ("whole", 0)
+        form, tokens = epoch.forms.get(keys[index], unformed) if keys else unformed
         if (packed_form := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed_form, draft)
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
-        elif raw.signed_thoughts == len(raw.parts) and index in thoughtful_indices:
+        elif raw.signed_thoughts == len(raw.parts) and index in thoughtful:
             forms[index] = ContentForm("left_out", "provider_limit")
-        elif form == "extract" or index in thoughtful_indices:
-            if form == "extract":
-                forms[index] = ContentForm("extract", "window", tokens)
-            # The window as a ceiling takes the thoughts alone.
-            ceiling = tokens if form == "extract" else source.window
-            content, members = extract(draft, index, raw, ceiling, query_of(raws, index, request.request_index))
+        elif form == "extract" or index in thoughtful:
+            forms |= {index: ContentForm("extract", "window", tokens)} if form == "extract" else {}
+            content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
             items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
         elif index != request.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.

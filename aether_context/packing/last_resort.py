@@ -112,9 +112,7 @@ def _tell_thoughtless(draft: Draft) -> None:
     lacking = {
         at
         for at, item in enumerate(items)
-        if item.content is not item.raw
-        and item.content.calls
-        and item.content.signed_thoughts < item.raw.signed_thoughts
+        if item.content.calls and item.content.signed_thoughts < item.raw.signed_thoughts
     }
     if not lacking:
         return
