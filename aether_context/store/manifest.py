@@ -246,7 +246,7 @@ class Manifest(_Record):
     planners: tuple[str, ...] = ()
     """The agents that have written plans."""
     binds_thoughts: bool = False
-    """Whether the model's signed thoughts are valid only behind what they were made behind."""
+    """Whether signed thoughts are bound to what precedes them."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...] = ()
