@@ -16,6 +16,7 @@ from aether_context.adk.acceptance import ACCEPTANCE
 from aether_context.adk.call import PreviousCall
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.history import LENGTH
+from aether_context.adk.session import distrust_thoughts
 from aether_context.adk.tracing import count_cached
 from aether_context.adk.usage import reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
@@ -44,7 +45,7 @@ class Learning:
 
     def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
-        self._refused: SharedLRU[str, object] = SharedLRU(_MOST_REFUSED)
+        self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
 
     async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
@@ -61,7 +62,7 @@ class Learning:
             again: whether it ended a second try.
         """
         refused = overflow_of(error, _sent_text(last))
-        code = "context_window_exceeded" if refused is not None else type(error).__name__
+        code = type(error).__name__ if refused is None or refused.of_thoughts else "context_window_exceeded"
         response = LlmResponse(error_code=code, error_message=str(error))
         return await self._learn(context, last, response, refused, request.model, again)
 
@@ -95,11 +96,14 @@ class Learning:
                 verdict = await self._parts.reviewer.review(last, response, context.session.events)
             except BaseException as error:  # the rest is recorded all the same
                 self._parts.failures.caught(error, "acceptance: ")
-            if refused is not None:
+            if refused is not None and refused.of_thoughts:
+                self._refused.put(context.invocation_id, distrust_thoughts(context.state, pack.identity))
+                limits = {} if any(item.content.signed_thoughts for item in pack.contents) else None
+            elif refused is not None:
                 windows_before = context.state.get(WINDOWS)
-                limits = self._parts.windows.learn(context, pack, last.policy, refused, model, again)
+                limits = self._parts.windows.learn(context, pack, last.policy, refused, model, again) or None
                 if (learned := context.state.get(WINDOWS)) != windows_before:
-                    self._refused.put(context.invocation_id, learned)
+                    self._refused.put(context.invocation_id, {WINDOWS: learned})
                 if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong
                     self._parts.calibrations.reported(pack, last.counter, refused.sent_tokens, refused=True)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
@@ -136,8 +140,8 @@ class Learning:
         try:
             if learned is not None:
                 # By the user, since ADK resumes a session with the agent that spoke last.
-                actions = EventActions(state_delta={WINDOWS: learned})
+                actions = EventActions(state_delta=learned)
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
         except Exception as error:  # the next call keeps it, then
-            logger.info("a learned window is not in the session yet: %s", type(error).__name__)
+            logger.info("what a refusal taught is not in the session yet: %s", type(error).__name__)

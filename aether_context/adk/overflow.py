@@ -1,4 +1,4 @@
-"""The model's window, read off a provider's refusal of a request that is too long.
+"""The model's window, read off a provider's refusal of a request that is too long; and refusals of signed thoughts.
 
 Errors are read by their messages and status, in the words of each provider and as LiteLLM, google-genai, anthropic and
 openai wrap them; none of these packages is imported. An error may repeat what the request said, so words that stand in
@@ -30,13 +30,14 @@ _KINDS: Mapping[str, LimitKind] = {"bytes": "bytes", "media": "media", "pages": 
 
 
 class Overflow(NamedTuple):
-    """A refusal of a request for its length, or for its bytes, media or pages.
+    """A refusal of a request for its length, for its bytes, media or pages, or for its signed thoughts.
 
     Attributes:
         limit: the most input tokens; None where the refusal has no number.
         sent_tokens: the input tokens of the request, as the provider counted them; None where it does not say.
         answer: tokens that were kept for the answer and are not in ``limit``, though they share one window with it.
         kind: the unit of ``limit``.
+        of_thoughts: set where the refusal is of a signed thought that does not belong to what stands before it.
         is_echo: set where the request itself holds the words of the refusal, so that they may be nobody's verdict.
         numbers: what may be the limit where the words that hold it are not known, each with its unit.
         is_known: set where the error is known to be about length; else one of ``numbers`` may say so.
@@ -46,14 +47,15 @@ class Overflow(NamedTuple):
     sent_tokens: int | None = None
     answer: int = 0
     kind: LimitKind = "tokens"
+    of_thoughts: bool = False
     is_echo: bool = False
     numbers: tuple[tuple[LimitKind, int], ...] = ()
     is_known: bool = True
 
 
 def overflow_of(error: BaseException | str, request: str = "") -> Overflow | None:
-    """Reads an error, or its message, as the refusal of a request that was too long; None where it is about anything
-    else.
+    """Reads an error, or its message, as the refusal of a request that was too long, or of its signed thoughts; None
+    where it is about anything else.
 
     An error that was raised from another one is read with it.
 
@@ -93,7 +95,10 @@ def overflow_of(error: BaseException | str, request: str = "") -> Overflow | Non
     limit = _number(match)
     if limit is None or kind != "tokens":
         limit = limit and limit << 20 * (" mb limit" in match[0])
-        return Overflow(limit, kind=_KINDS.get(kind, "tokens"), is_echo=is_echo, numbers=() if limit else numbers)
+        numbers = () if limit or kind == "thoughts" else numbers
+        return Overflow(
+            limit, kind=_KINDS.get(kind, "tokens"), of_thoughts=kind == "thoughts", is_echo=is_echo, numbers=numbers
+        )
     answer, sent_tokens = (_number(first("counts", kind)) for kind in ("answer", "sent"))
     answer = answer if answer and answer < limit else 0  # what takes all of it leaves nothing to learn but the limit
     return Overflow(limit - answer, sent_tokens, answer, is_echo=is_echo)

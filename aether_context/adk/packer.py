@@ -19,15 +19,17 @@ from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_an
 from aether_context.adk.learning import Learning
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
+from aether_context.adk.request.reader import Reader
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
-from aether_context.adk.second_try import FirstTry, ask_again
+from aether_context.adk.second_try import FirstTry, ask_again, copy_of
 from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
+from aether_context.conversation.turns import is_human
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
-from aether_context.pack import OBSERVE, Content, Pack, PackInput, Request
+from aether_context.pack import OBSERVE, Content, Host, Identity, Pack, PackInput, Request, Step
 from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
@@ -133,7 +135,7 @@ class RequestPacker:
         first, state.first_try = state.first_try, None
         try:
             limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error, again=False)
-            if not limits or first is None or state.last is None:
+            if limits is None or first is None or state.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, state, first, limits)
         except BaseException as raised:
@@ -145,17 +147,20 @@ class RequestPacker:
     ) -> LlmResponse | None:
         """Asks the model again with a smaller pack of a refused call; None where there is no answer."""
         request = first.again(sent_request)
-        if request is None:
+        if request is None and limits:
             self._failures.warn_once(
                 "a request was refused as too long and could not be tried again: a callback behind the plugin changed "
                 "it; the next call is packed for the smaller window"
             )
             return None
-        with PackSpan(context.agent_name, request.model or "") as span:
-            answer = await self._pack(context, request, state, limits)
-            if answer is not None:
-                return answer
-            self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
+        if request is None:  # refused for its signed thoughts, which can leave whatever the callback did
+            request = _without_thoughts(sent_request, self._parts.gatherer.reader)
+        else:
+            with PackSpan(context.agent_name, request.model or "") as span:
+                answer = await self._pack(context, request, state, limits)
+                if answer is not None:
+                    return answer
+                self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
         # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
             answer = await ask_again(context.get_invocation_context(), request)
@@ -376,6 +381,19 @@ class RequestPacker:
             error = failure(raised)
             self._failures.report(f"as it came: {type(error).__name__}: {error}", error)
         return None
+
+
+def _without_thoughts(request: LlmRequest, reader: Reader) -> LlmRequest:
+    """A request as a callback behind the packer left it, without its signed thoughts: calls of the model's present turn
+    that were made with one are told as text, with their results."""
+    request = copy_of(request)
+    contents = tuple(reader.content(content, "") for content in request.contents)
+    human = max((at for at, content in enumerate(contents) if is_human(content)), default=None)
+    head = reader.head(request)._replace(contents=contents, positions=tuple(range(len(contents))), request_index=human)
+    # Nothing else may leave: a window in which everything fits, and the estimate of no model.
+    source = PackInput(Identity("", "", "", "", ""), head, window=1 << 30, step=Step(), host=Host(binds_thoughts=True))
+    write(build_pack(source, PackPolicy(), counter=counter_for("")), request, request.contents)
+    return request
 
 
 def _new_contents(request: Request, before: Pack | None) -> Sequence[Content]:

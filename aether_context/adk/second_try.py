@@ -1,4 +1,4 @@
-"""The second try of a call that its provider refused as too long."""
+"""The second try of a call that its provider refused as too long, or for its signed thoughts."""
 
 from __future__ import annotations
 

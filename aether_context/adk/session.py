@@ -5,6 +5,7 @@ changed.
     aether:summary:{scope}:{number}      a part of the summary of what was cut: what a cut added to it, or all of it
     aether:payload:{scope}:{number}      a packed message, written once an invocation
     aether:line:{scope}:{number}         a long line of packed messages, such as a recalled turn, written once
+    aether:thoughts:{scope}              the request before, by a hash, where the model binds its thoughts to it
     aether:tools:{scope}                 the declarations that are sent where not all are, written when they change
     aether:evidence                      what is known of results that are not shown whole, by their addresses' digits
 
@@ -49,7 +50,7 @@ _MOST_PARTS = 16
 _MOST_LINES, _LONG_LINE = 128, 60
 """Lines of packed messages that have a key of their own, and the characters from which on they have one."""
 _EPOCH, _MESSAGE, _TOOLS = TypeAdapter(Epoch), TypeAdapter(PackedMessage), TypeAdapter(Mapping[str, Keep])
-_ELSEWHERE = {"summary", "tools", "payloads"}
+_ELSEWHERE = {"summary", "tools", "payloads", "last_request", "refusals"}
 """Fields of an epoch that have keys of their own."""
 _ESCAPE = "json:"
 
@@ -78,7 +79,7 @@ def load_epoch(state: Mapping[str, Any], identity: Identity, original_of: Origin
     messages = map(partial(_message, state=state, line_key=key("line"), original_of=original_of), slots)
     fields["payloads"] = tuple(message for message in messages if message is not None)
     fields["tools"] = valid(_TOOLS, _fields(state, key("tools"), identity).get("kept")) or {}
-    epoch = valid(_EPOCH, fields)
+    epoch = valid(_EPOCH, fields | _fields(state, key("thoughts"), identity))
     if epoch is None:
         return Epoch(number=0)
     # What is kept has to ascend below the boundary, so that no content can be sent twice.
@@ -135,9 +136,12 @@ def has_cut(state: Mapping[str, Any], agent: AgentKey) -> bool:
 
 def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch, original_of: OriginalOf) -> None:
     """Writes what changed from one epoch to the next."""
-    if previous == current:
-        return
     key = _keys(agent_key(identity))
+    if previous.last_request != current.last_request:
+        thoughts = {"last_request": list(current.last_request), "refusals": current.refusals}
+        state[key("thoughts")] = {"session": identity.session, **thoughts}
+    if replace(previous, last_request=current.last_request) == current:
+        return
     stored: object = state.get(key("epoch"))
     saved: Mapping[str, Any] = stored if isinstance(stored, Mapping) else {}
     payloads = current.payloads[-_MOST_PAYLOADS:]
@@ -182,6 +186,15 @@ def save_epoch(state: State, identity: Identity, previous: Epoch, current: Epoch
     }
     if fields != saved:
         state[key("epoch")] = fields
+
+
+def distrust_thoughts(state: State, identity: Identity) -> dict[str, Any]:
+    """Writes that a signed thought of an agent's was refused, so that all of them leave with its next request; returns
+    what was written."""
+    key = _keys(agent_key(identity))("thoughts")
+    refusals = _fields({key: state.get(key)}, key, identity).get("refusals")
+    state[key] = {"session": identity.session, "refusals": (refusals if type(refusals) is int else 0) + 1}
+    return {key: state[key]}
 
 
 def _save_summary(state: State, key: str, saved: Mapping[str, Any], previous_summary: str, new_summary: str) -> int:

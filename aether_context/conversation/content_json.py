@@ -65,4 +65,5 @@ def _content(role: str, parts: tuple[Part, ...], wire: str) -> Content:
         calls=tuple(part for part in parts if part.kind == "call"),
         responses=tuple(part for part in parts if part.kind == "response"),
         has_media=any(part.media_count or part.kind == "media" for part in parts),
+        signed_thoughts=sum(part.is_signed and part.is_thought for part in parts),
     )

@@ -8,7 +8,7 @@ from itertools import groupby
 from typing import NamedTuple
 
 from aether_context.canonical import short
-from aether_context.pack import MOST_PARTS, Epoch
+from aether_context.pack import MOST_PARTS, Epoch, values_of
 
 
 class EpochMatch(NamedTuple):
@@ -46,6 +46,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMat
         kept=tuple((max(0, start + shift), stop + shift) for start, stop in epoch.kept if stop + shift > 0),
         anchors=tuple((at + shift, digest) for at, digest in epoch.anchors if at + shift >= 0),
         summary_place=max(0, epoch.summary_place + shift) if epoch.summary_place else 0,
+        thoughts=max(0, epoch.thoughts + shift),
         unseen=tuple((start + shift * MOST_PARTS, stop + shift * MOST_PARTS) for start, stop in epoch.unseen),
         payloads=tuple(
             replace(message, place=max(-1, message.place + shift)) if message.place >= 0 else message
@@ -57,9 +58,7 @@ def align(epoch: Epoch, total: int, digest_at: Callable[[int], str]) -> EpochMat
 
 def reset(epoch: Epoch, note: str) -> EpochMatch:
     """An epoch that has cut nothing yet, where history is not what its boundary was drawn in."""
-    fresh = Epoch(
-        number=epoch.number, contract=epoch.contract, marks=epoch.marks, tools=epoch.tools, rewound=epoch.rewound
-    )
+    fresh = Epoch(**values_of(epoch, "number", "contract", "marks", "tools", "rewound", "refusals"))
     return EpochMatch(fresh, rewritten=True, note=note)
 
 

@@ -84,7 +84,7 @@ class CutStrategy:
             target = min(target, target_tokens)
         else:
             target += int(self.rise * (budget.mark(1) - target))
-        over_window = conversation.used > budget.mark(1)
+        over_window = conversation.is_over(budget.mark(1))
         promised = self.cut_at is None and not budget.weighs
         weighed = self.cut_at is None and budget.weighs and not (by_hand or over_window)
         if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):

@@ -95,7 +95,9 @@ class Conversation:
     ``items`` are the contents as they are sent, each with the host's own; one that ``budget.fixed`` counts has 0
     tokens. Their origins are places in ``request.contents``, whose positions anchors name. ``state`` is what each
     strategy kept from call to call, by its name. ``verbatim`` is set where the policy allows no shorter form, and
-    ``gives_media`` where what people sent can be read back by its mark.
+    ``gives_media`` where what people sent can be read back by its mark. ``is_due`` is set where signed thoughts have
+    just left in the place of a cut, which is made all the same unless they freed a quarter of its mark: the next one
+    would follow soon.
     """
 
     items: tuple[Outgoing, ...]
@@ -108,6 +110,7 @@ class Conversation:
     pressure: Pressure = "marks"
     verbatim: bool = False
     gives_media: bool = False
+    is_due: bool = False
 
     @classmethod
     def of(
@@ -183,8 +186,10 @@ class Conversation:
             return placeholder(self.contents[at])
         if not form.tokens:
             return without_media(self.raws[at], self.recap.media)
-        query = query_of(self.raws, at, self.request_index)
-        return shorten_content(self.raws[at], form.tokens, counter=self.counter, query=query)
+        query, raw = query_of(self.raws, at, self.request_index), self.raws[at]
+        # Thoughts that have left do not come back with an extract.
+        raw = self.contents[at] if self.contents[at].signed_thoughts < raw.signed_thoughts else raw
+        return shorten_content(raw, form.tokens, counter=self.counter, query=query)
 
     def summarized(self, forms: Mapping[int, ContentForm], max_tokens: int, *, in_own_words: bool = False) -> str:
         """The summary of contents that are cut now and were cut before; in no room, what has no other place.
@@ -215,9 +220,13 @@ class Conversation:
             todo=listed and (("", []) if all(contents.get(at) == self.raws[at] for at in listed[0]) else listed[1:]),
         )
 
+    def is_over(self, mark: int) -> bool:
+        """Tells whether the conversation is over a mark, in tokens, or over three quarters of it where a cut is due."""
+        return self.used > (mark * 3 // 4 if self.is_due else mark)
+
     def passes(self, mark: int) -> bool:
         """Tells whether the conversation has passed a mark, in tokens, and a strategy may act on it."""
-        return self.pressure == "by_hand" or (self.used > mark and self.pressure == "marks")
+        return self.pressure == "by_hand" or (self.is_over(mark) and self.pressure == "marks")
 
     def pays(self, target: int) -> bool:
         """Tells whether a cut down to ``target`` tokens saves more than sending what stays once more without the cache.

@@ -154,6 +154,12 @@ class Epoch(Recorded):
     """Declarations in the request before, where not all were sent, each with the reason."""
     unseen: Unseen = ()
     """Ranges of media that notes stand for: the index of a content times 4,096, and that of the part."""
+    thoughts: int = 0
+    """Signed thoughts before this index of the host's list have left, since what they were made behind has changed."""
+    last_request: tuple[int, str] = (0, "")
+    """Number and hash of the blocks of the request before, where the model binds its thoughts to them."""
+    refusals: int = 0
+    """How often the provider has refused a signed thought of the session."""
     rewound: str = ""
     """The id of the event that the epoch follows: the last rewind or compaction, or the first event; empty for none."""
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal, NamedTuple, TypeAlias
 
-from aether_context.canonical import JSON, hash_json, hash_text
+from aether_context.canonical import JSON, hash_json, hash_text, short
 from aether_context.pack.epoch import Anchor, Epoch, EpochReason, Prefix, Unseen
 from aether_context.pack.recorded import NOTHING, Recorded
 from aether_context.pack.request import Content, Identity, Request, Step, Validity
@@ -50,6 +50,11 @@ class Sent(NamedTuple):
     @property
     def blocks(self) -> tuple[Block, ...]:
         return (self.system, *self.tools, *self.contents)
+
+    def beginning(self, count: int | None = None) -> tuple[int, str]:
+        """The number of so many blocks from the start, by default of all, and a short hash of them."""
+        digests = [block.digest for block in self.blocks[:count]]
+        return len(digests), short(hash_text("\n".join(digests)), 16)
 
 
 class SummaryRequest(NamedTuple):
@@ -111,7 +116,8 @@ class Host(NamedTuple):
     written plans. ``unseen`` are the media that notes stand for, since the provider takes no more of them. ``arm`` says
     which of the policies that are compared the session has. ``media`` are the marks that stand for what people sent,
     where a cut takes it, by the hashes of its bytes. ``hidden_turns`` are the messages of other agents' turns that
-    ``sees = "own"`` leaves out.
+    ``sees = "own"`` leaves out. ``binds_thoughts`` is set where the model's signed thoughts are valid only behind what
+    they were made behind.
     """
 
     passthrough_reason: str = ""
@@ -130,6 +136,7 @@ class Host(NamedTuple):
     arm: str = ""
     media: Mapping[str, str] = NOTHING
     hidden_turns: int = 0
+    binds_thoughts: bool = False
 
 
 class Usage(NamedTuple):
@@ -202,6 +209,12 @@ class PackInput(NamedTuple):
     summaries: Mapping[str, str] = NOTHING
     problems: tuple[str, ...] = ()
     wording: Mapping[str, str] = NOTHING
+
+    @property
+    def binds_thoughts(self) -> bool:
+        """Tells whether signed thoughts leave where anything before them changes: as the model's name says, or a
+        refusal has said."""
+        return not self.host.passthrough_reason and (self.host.binds_thoughts or self.epoch.refusals > 0)
 
     @property
     def growth_reserve(self) -> int:

@@ -68,7 +68,8 @@ class Content:
 
     ``calls`` and ``responses`` are the tool calls and responses among its parts. ``agent`` is set where the message is
     another agent's turn, which the host shows as a user message; ``quotes`` then holds its parts as that agent's.
-    ``has_media`` is set where one of its parts is or holds a medium.
+    ``has_media`` is set where one of its parts is or holds a medium. ``signed_thoughts`` is the number of the thoughts
+    among its parts that the model's provider signed.
     """
 
     role: str
@@ -80,6 +81,7 @@ class Content:
     agent: str = ""
     quotes: tuple[Quote, ...] = ()
     has_media: bool = False
+    signed_thoughts: int = 0
 
     def __hash__(self) -> int:
         return hash(self.digest)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from copy import copy
+from dataclasses import replace
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
@@ -15,7 +16,7 @@ from aether_context.packing.compression import compress, trim_tools_and_step
 from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
 from aether_context.packing.epoch_state import apply_epoch
-from aether_context.packing.inputs import next_input, turns_to_find
+from aether_context.packing.inputs import next_input, stale_thoughts, turns_to_find
 from aether_context.packing.instructions import absent_instructions
 from aether_context.packing.last_resort import bring_within_window
 from aether_context.packing.payload import write_payload
@@ -59,7 +60,19 @@ def build_pack(
     """
     model = source.request.model
     pack_counter = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    base = start_draft(source, policy, pack_counter)
+    pack = _build(source, policy, pack_counter)
+    # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
+    if end := stale_thoughts(pack):
+        thoughtless = source._replace(epoch=replace(source.epoch, thoughts=end))
+        pack = _build(thoughtless, policy, pack_counter, is_cut_due=any(event.stage == "cut" for event in pack.events))
+        pack = pack._replace(source=pack.source._replace(epoch=source.epoch))
+    return pack
+
+
+def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
+    """Builds a pack with the signed thoughts that the epoch of its input leaves."""
+    base = start_draft(source, policy, counter)
+    base.is_cut_due = is_cut_due
     sent_contents = base.history.items
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
@@ -67,7 +80,8 @@ def build_pack(
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
     chooses_again = base.is_worth_choosing_again and not has_new_choice
     if draft.history.cut and chooses_again:
-        base = start_draft(source, policy, pack_counter, at_cut=True)
+        base = start_draft(source, policy, counter, at_cut=True)
+        base.is_cut_due = is_cut_due
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):

@@ -82,7 +82,7 @@ def compact_conversation(draft: Draft) -> None:
     late_strategies = [strategy for strategy in strategies_of(settings) if not strategy.early]
     if draft.manual_cut:
         budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * tokens)))
-    elif all(
+    elif not draft.is_cut_due and all(
         isinstance(strategy, CutStrategy)
         and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
         for strategy in (*late_strategies, net(settings))
@@ -275,6 +275,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
         pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,
         gives_media=draft.policy.record == "full" and source.host.can_read and takes_media(source.request.model),
+        is_due=draft.is_cut_due,
     )
 
 

@@ -164,7 +164,10 @@ class Draft:
         columns: what earlier calls derived of the conversation's contents.
         raw_tokens: tokens of each content as the host gave it.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
-        past_end: the index before which contents belong to turns of the model that are over.
+        past_end: the index before which contents belong to turns of the model that are over, or their signed thoughts
+            have left.
+        thoughts_end: the index before which signed thoughts have left.
+        is_cut_due: whether this is built again, without thoughts, for a pack that cut: its marks are lower then.
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
@@ -178,7 +181,9 @@ class Draft:
     columns: DerivedColumns
     raw_tokens: tuple[int, ...] = field(init=False)
     at_cut: bool = False
+    is_cut_due: bool = False
     past_end: int = 0
+    thoughts_end: int = 0
     tools: ToolSelection = field(init=False)
     epoch: EpochState = field(init=False)
     history: History = field(init=False)

@@ -60,7 +60,8 @@ def apply_epoch(draft: Draft) -> None:
     draft.epoch = _epoch_state(draft)
     protect_instructions(draft)
     request = draft.input.request
-    draft.past_end = turn_start(request.contents, request.request_index)
+    draft.thoughts_end = bisect_left(request.positions, epoch.thoughts) if draft.input.binds_thoughts else 0
+    draft.past_end = max(draft.thoughts_end, turn_start(request.contents, request.request_index))
     packed_by_index = _earlier_messages(draft)
     draft.epoch = draft.epoch._replace(earlier=tuple(packed_by_index.values()))
     packed_form = draft.epoch.packed_form
@@ -134,18 +135,22 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
 
     # Nearly all are sent as they are. Of the others the epoch names most.
     items = list(draft.columns.extend("whole", whole, raws, tuple(range(len(raws))), draft.raw_tokens))
-    changed_indices = {index for index, key in enumerate(keys) if key in epoch.forms} | packed_by_index.keys()
+    thoughtful = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
+    changed_indices = {*thoughtful, *packed_by_index, *(index for index, key in enumerate(keys) if key in epoch.forms)}
+    unformed = ("whole", source.window)  # a ceiling that takes signed thoughts alone
     if planners:
         changed_indices.update(index for index, raw in enumerate(raws) if raw.quotes)
     for index in sorted(changed_indices):
         raw = raws[index]
-        form, tokens = epoch.forms.get(keys[index], ("whole", 0)) if keys else ("whole", 0)
+        form, tokens = epoch.forms.get(keys[index], unformed) if keys else unformed
         if (packed_form := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed_form, draft)
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
-        elif form == "extract":
+        elif raw.signed_thoughts == len(raw.parts) and index in thoughtful:
+            forms[index] = ContentForm("left_out", "provider_limit")
+        elif form == "extract" or index in thoughtful:
+            forms |= {index: ContentForm("extract", "window", tokens)} if form == "extract" else {}
             content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
-            forms[index] = ContentForm("extract", "window", tokens)
             items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
         elif index != request.request_index and (parts := _beside_plan(raw, planners)):
             # The first part only explains the quotes.

@@ -167,13 +167,41 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
         return None
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
     # Words that stand there without what was sent beside them are not looked for.
-    extracts = (item for item in pack.contents if item.form == "extract" and is_human(item.raw))
-    sent = pack.whole.union(item.origin for item in extracts if item.raw.text in item.content.text)
+    extracts = [item for item in pack.contents if item.form == "extract"]
+    worded = (item for item in extracts if is_human(item.raw) or item.raw.signed_thoughts)
+    sent = pack.whole.union(item.origin for item in worded if item.raw.text in item.content.text)
     forms = {row.form for at, row in enumerate(pack.rows[: len(source.request.contents)]) if at not in sent}
     if not cut and forms.isdisjoint(("placeholder", "extract", "told")):
         return None
     room = None if cut else max(budget // 10, (budget - pack.tokens.expected) // 2)
     return frozenset(source.request.positions[at] for at in sent), room
+
+
+# The signed thoughts of a model that binds each to what it was made behind: instruction, declarations, all contents.
+# Claude refuses a request with a thought behind anything that changed, and one with a gap among its thoughts. So all of
+# them leave there, and calls of the present turn that were made with one are told as text.
+
+_MOST_REFUSALS = 2
+"""Refusals after which no thoughts are sent: somebody behind this package changes each request."""
+
+
+def stale_thoughts(pack: Pack) -> int:
+    """The index in the host's list behind the last signed thought of a request that may be refused; 0 for none.
+
+    A request may be sent with thoughts where it goes on from the one before, and has those alone that this one had, and
+    of the answer to it.
+    """
+    source, contents = pack.source, pack.contents
+    last = max((at for at, item in enumerate(contents) if item.content.signed_thoughts), default=-1)
+    if last < 0 or not source.binds_thoughts:
+        return 0
+    epoch, begin = source.epoch, len(contents) - len(pack.sent.blocks) + source.epoch.last_request[0]
+    goes_on = epoch.last_request[0] > 0 and pack.sent.beginning(epoch.last_request[0]) == epoch.last_request
+    answer_end = next((at for at in range(begin, len(contents)) if contents[at].content.role != "model"), len(contents))
+    if goes_on and last < answer_end and epoch.refusals <= _MOST_REFUSALS:
+        return 0
+    places = zip(source.request.positions, source.request.contents, strict=True)
+    return 1 + max(position for position, content in places if content.signed_thoughts)
 
 
 def _is_first_call(identity: Identity, epoch: Epoch, answered: Content | None) -> bool:

@@ -98,9 +98,7 @@ def _leave_out_thoughts(draft: Draft) -> None:
     thoughtful = [
         at
         for at, item in enumerate(draft.history.items)
-        if item.form in ("whole", "extract")
-        and is_past(draft, item.origin)
-        and any(part.is_thought and part.is_signed for part in item.content.parts)
+        if item.form in ("whole", "extract") and is_past(draft, item.origin) and item.content.signed_thoughts
     ]
     # A ceiling of the whole window: thoughts go by the rule for what is signed, and nothing else is long enough.
     _shorten_to(draft, _with_extracts(draft, thoughtful, draft.budget.window))
@@ -115,9 +113,7 @@ def _tell_thoughtless(draft: Draft) -> None:
     lacking = {
         at
         for at, item in enumerate(items)
-        if item.content is not item.raw
-        and item.content.calls
-        and _signed_thoughts(item.content) < _signed_thoughts(item.raw)
+        if item.content.calls and item.content.signed_thoughts < item.raw.signed_thoughts
     }
     if not lacking:
         return
@@ -128,10 +124,6 @@ def _tell_thoughtless(draft: Draft) -> None:
             tokens_before, origins = draft.conversation_tokens(), [items[at].origin for at in unit.indices]
             flatten_exchange(draft, origins, sum(items[at].tokens for at in unit.indices))
             note_contents(draft, "emergency", origins, tokens_before)
-
-
-def _signed_thoughts(content: Content) -> int:
-    return sum(part.is_thought and part.is_signed for part in content.parts)
 
 
 def _shorten_responses(draft: Draft) -> None:
@@ -193,6 +185,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
+            members = (item.members if stands_in else ()) or members
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
             reason: Reason = change.reason if change is not None and stands_in else "window"
             forms[item.origin] = ContentForm(form, reason, max_tokens)

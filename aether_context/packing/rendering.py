@@ -100,7 +100,8 @@ def render_pack(draft: Draft) -> Pack:
         ),
     )
     reason = _reason(draft)
-    epoch = _epoch(draft, reason)
+    last_request = sent_request.beginning() if source.binds_thoughts else (0, "")
+    epoch = replace(_epoch(draft, reason), last_request=last_request)
     # What is sent of each content that came in, before it was merged with its neighbours.
     present = plain
     if history.normalize:

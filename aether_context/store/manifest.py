@@ -247,6 +247,8 @@ class Manifest(_Record):
     """The tools that have to be declared, since the request names them as the only ones that may be called."""
     planners: tuple[str, ...] = ()
     """The agents that have written plans."""
+    binds_thoughts: bool = False
+    """Whether signed thoughts are bound to what precedes them."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
     rows: tuple[Row, ...] = ()

@@ -208,6 +208,7 @@ def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
         payloads=tuple(payloads),
         summary=masked_epoch.summary if epoch.summary == original.summary else "",
         marks=masked_epoch.marks if epoch.marks == original.marks else epoch.marks,
+        last_request=masked_epoch.last_request if epoch.last_request == original.last_request else epoch.last_request,
     )
 
 

@@ -8,6 +8,7 @@ it is what the API answers with: "error 400". Where there is no such sentence, i
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -20,11 +21,12 @@ Found: TypeAlias = Iterator[str]
 
 @dataclass
 class Issued:
-    """What a provider has handed out: signed texts and calls by their signatures, and the signatures that a call, by
-    its id or (Gemini) by its name and arguments, was made under."""
+    """What a provider has handed out: signed texts and calls by their signatures, the signatures that a call, by its id
+    or (Gemini) by its name and arguments, was made under, and the hash of all that a signed text was made behind."""
 
     signed: dict[str, str] = field(default_factory=dict)
     under: dict[str, list[str]] = field(default_factory=dict)
+    behind: dict[str, str] = field(default_factory=dict)
 
 
 Rule: TypeAlias = Callable[[Body, Issued], Found]
@@ -133,6 +135,31 @@ def claude_thinking_is_unmodified(body: Body, issued: Issued) -> Found:
                 yield f"turn {at}: {len(block['thinking'])} characters under a signature that is not theirs"
 
 
+def claude_thinking_is_bound(body: Body, issued: Issued) -> Found:
+    """ "Invalid `signature` in `thinking` block. The block is bound to a different conversation. Remove the block" "The
+    `system` prompt differs from the one this block was created with." (error 400, models from 5.1 on) A thought is
+    valid only behind the tools, the system prompt and the blocks that it was made behind, earlier thoughts among them;
+    of two consecutive messages of a role it is held to be the same whether they are one or two."""
+    for signature, before in claude_befores(body):
+        if signature and issued.behind.get(signature, before) != before:
+            yield f"a thought, {signature!r}, behind something else than it was made behind"
+
+
+def claude_befores(body: Body) -> Iterator[tuple[str, str]]:
+    """The signature of each block, empty for one without, and the hash of all before it; last of all that of the whole
+    request, without a signature. Marks for the cache change nothing."""
+    system = body.get("system", ())
+    system = [{"type": "text", "text": system}] if isinstance(system, str) else system
+    pieces = [("tools", tool) for tool in body.get("tools", ())] + [("system", block) for block in system]
+    pieces += [(role, block) for role, blocks in _turns(body) for block in blocks]
+    digest = hashlib.sha256()
+    for role, block in pieces:
+        thinks = block.get("type") in ("thinking", "redacted_thinking")
+        yield block.get("signature", block.get("data", "")) if thinks else "", digest.hexdigest()
+        digest.update(same([role, {name: item for name, item in block.items() if name != "cache_control"}]).encode())
+    yield "", digest.hexdigest()
+
+
 def claude_calls_keep_their_thinking(body: Body, issued: Issued) -> Found:
     """ "During tool use, you must pass thinking blocks back to the API for the last assistant message. Include the
     complete unmodified block." "you can omit thinking blocks from prior assistant role turns"
@@ -216,6 +243,7 @@ CLAUDE: tuple[Rule, ...] = (
     claude_results_come_first,
     claude_ids_are_unique,
     claude_thinking_is_unmodified,
+    claude_thinking_is_bound,
     claude_calls_keep_their_thinking,
     claude_marks_are_few,
     claude_declares_what_was_called,

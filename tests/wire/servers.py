@@ -20,6 +20,7 @@ from wire.rules import (
     Body,
     Issued,
     Rule,
+    claude_befores,
     claude_prefix,
     gemini_signed,
     same,
@@ -32,12 +33,15 @@ _MEDIA = ("data", "file_data", "image_url", "images", "signature", "thoughtSigna
 
 
 class Reply(NamedTuple):
-    """What a model answers: a signed thought, a text, code with its output, calls as pairs of name and arguments."""
+    """What a model answers: a signed thought, a text, code with its output, calls as pairs of name and arguments.
+    ``redacted`` has Claude hide the thought's words, and ``interleaved`` is a second thought between text and calls."""
 
     text: str = ""
     calls: Sequence[tuple[str, Mapping[str, Any]]] = ()
     thought: str = ""
     code: tuple[str, str] | None = None
+    redacted: bool = False
+    interleaved: str = ""
 
 
 class Refusal(NamedTuple):
@@ -160,7 +164,7 @@ class Provider(ThreadingHTTPServer):
             if self.window is not None and tokens > self.window:
                 self.over.append(tokens)
             reply = self.script[0] if self.script else Reply("ok")
-            refusal = reply if isinstance(reply, Refusal) else self.overflow(tokens)
+            refusal = reply if isinstance(reply, Refusal) else self.forbidden(faults) or self.overflow(tokens)
             usage = Usage(tokens, 0) if refusal is not None else self.use(body, tokens)
             self.requests.append(Recorded(body, faults, usage, refusal is not None))
             if isinstance(reply, Refusal) or refusal is None:
@@ -174,6 +178,10 @@ class Provider(ThreadingHTTPServer):
         if self.limit is None or tokens <= self.limit:
             return None
         return Refusal(400, self.too_long(tokens, self.limit))
+
+    def forbidden(self, faults: Sequence[str]) -> Refusal | None:
+        """The refusal of a request with these faults; most are only noted."""
+        return None
 
     def signature(self) -> str:
         return base64.b64encode(b"signature %d" % next(self._numbers)).decode()
@@ -224,8 +232,16 @@ def _halves(text: str) -> list[str]:
     return [half for half in (text[: len(text) // 2], text[len(text) // 2 :]) if half]
 
 
+UNBOUND = (
+    "messages.1.content.0: Invalid `signature` in `thinking` block. The block is bound to a different conversation."
+)
+
+
 class Claude(Provider):
     rules = CLAUDE
+
+    def forbidden(self, faults: Sequence[str]) -> Refusal | None:
+        return Refusal(400, UNBOUND) if any(fault.startswith("claude_thinking_is_bound") for fault in faults) else None
 
     def too_long(self, tokens: int, limit: int) -> str:
         return f"prompt is too long: {tokens} tokens > {limit} maximum"
@@ -259,13 +275,23 @@ class Claude(Provider):
 
     def said(self, body: Body, reply: Reply, usage: Usage) -> Any:
         content: list[dict[str, Any]] = []
-        if reply.thought and body.get("thinking", {}).get("type") == "enabled":
-            signature = self.signature()
-            self.issued.signed[signature] = reply.thought
-            content.append({"type": "thinking", "thinking": reply.thought, "signature": signature})
-        signatures = [block["signature"] for block in content]
+        signatures: list[str] = []
+
+        def think(thought: str) -> None:
+            if not thought or body.get("thinking", {}).get("type") != "enabled":
+                return
+            signatures.append(self.signature())
+            self.issued.signed[signatures[-1]] = thought
+            answered = {**body, "messages": [*body["messages"], {"role": "assistant", "content": [*content]}]}
+            *_, (_, self.issued.behind[signatures[-1]]) = claude_befores(answered)
+            shown = {"type": "thinking", "thinking": thought, "signature": signatures[-1]}
+            hidden = {"type": "redacted_thinking", "data": signatures[-1]}
+            content.append(hidden if reply.redacted else shown)
+
+        think(reply.thought)
         if reply.text:
             content.append({"type": "text", "text": reply.text})
+        think(reply.interleaved)
         for name, arguments in reply.calls:
             call = {"type": "tool_use", "id": f"toolu_{next(self._numbers):06}", "name": name, "input": arguments}
             self.issued.under[str(call["id"])] = signatures
@@ -289,6 +315,8 @@ class Claude(Provider):
                 start: dict[str, Any] = {"type": "thinking", "thinking": "", "signature": ""}
                 deltas = [{"type": "thinking_delta", "thinking": half} for half in _halves(block["thinking"])]
                 deltas.append({"type": "signature_delta", "signature": block["signature"]})
+            elif block["type"] == "redacted_thinking":
+                start, deltas = block, []
             elif block["type"] == "text":
                 start = {"type": "text", "text": ""}
                 deltas = [{"type": "text_delta", "text": half} for half in _halves(block["text"])]

@@ -12,10 +12,12 @@ from google.adk.apps.app import EventsCompactionConfig
 from google.adk.events.event import Event
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.google_llm import Gemini as GeminiLlm
+from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from pydantic import BaseModel
+from restarting import Restarting
 from scripted import Chat, new_store
 from wire.servers import Claude, Gemini, Ollama, OpenAI, Provider, Refusal, Reply, serving
 
@@ -332,10 +334,12 @@ def run(
     stream: bool = False,
     limit: int | None = None,
     policy: PackPolicy | None = None,
+    restarts: bool = False,
 ) -> Iterator[Run]:
     """Plays a scenario through a client of ADK's.
 
     Args:
+        restarts: whether each call is that of a new process.
         limit: what the provider takes; where it is given, ``window`` is what the policy says.
     """
     kind = CLIENTS[client]
@@ -350,11 +354,16 @@ def run(
                 summarizer=LlmEventSummarizer(llm=llm), compaction_interval=3, overlap_size=1
             )
         policy = policy or PackPolicy(max_input_tokens=window)
+        plugin: BasePlugin | None = None
+        if restarts:
+            plugin = Restarting(store=new_store(), policy=policy)
+        elif way == "observe":
+            plugin = ContextPackPlugin(store=new_store(), policy=policy, observe=True)
         chat = Chat(
             agent=agent,
             policy=policy,
             use_plugin=way in ("plugin", "both", "observe"),
-            plugin=ContextPackPlugin(store=new_store(), policy=policy, observe=True) if way == "observe" else None,
+            plugin=plugin,
             app_settings=settings,
         )
         failed: list[str] = []

@@ -69,7 +69,8 @@ def test_ten_turns_are_valid_inside_the_window_and_cached(client: str, stream: b
         assert done.failed == []
         assert done.server.faults == []
         assert len(done.server.requests) == 26
-        assert done.server.cached_share >= 0.8 or client == "litellm-ollama"
+        # Where a prefix ends, Claude's thoughts leave, and what stands behind the first of them is read again.
+        assert done.server.cached_share >= (0.75 if "claude" in client else 0.8) or client == "litellm-ollama"
         if client not in NATIVE:
             return
         assert done.server.over == []

@@ -5,13 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from wire.rules import CLAUDE, GEMINI, OLLAMA, OPENAI, Issued, Rule, same, violations
+from wire.rules import CLAUDE, GEMINI, OLLAMA, OPENAI, Issued, Rule, claude_befores, same, violations
 
 USER, CALL = {"role": "user", "content": "hello"}, {"type": "tool_use", "id": "c1", "name": "f", "input": {}}
 THOUGHT = {"type": "thinking", "thinking": "so", "signature": "s1"}
 RESULT = {"role": "user", "content": [{"type": "tool_result", "tool_use_id": "c1", "content": "x"}]}
 ISSUED = Issued(signed={"s1": "so", "g1": same(["f", {"a": 1}])}, under={"c1": ["s1"], same(["f", {"a": 1}]): ["g1"]})
 TOOLS = [{"name": "f", "input_schema": {}}]
+*_, (_, ISSUED.behind["s1"]) = claude_befores({"messages": [USER], "tools": TOOLS})
 MARK = {"type": "text", "text": "x", "cache_control": {"type": "ephemeral"}}
 
 
@@ -57,6 +58,7 @@ FAULTY = {
     "claude_results_come_first": claude(USER, said(THOUGHT, CALL), USER, RESULT),
     "claude_ids_are_unique": claude(USER, said(THOUGHT, CALL, CALL), RESULT),
     "claude_thinking_is_unmodified": claude(USER, said({**THOUGHT, "thinking": "s…"}, CALL), RESULT),
+    "claude_thinking_is_bound": claude(USER, USER, said(THOUGHT, CALL), RESULT),
     "claude_calls_keep_their_thinking": claude(USER, said(CALL), RESULT),
     "claude_marks_are_few": claude({"role": "user", "content": [MARK] * 5}),
     "claude_declares_what_was_called": claude(USER, said(THOUGHT, CALL), RESULT) | {"tools": TOOLS * 2},

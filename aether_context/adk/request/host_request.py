@@ -88,6 +88,7 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
         most_window=window.max_tokens,
         readings={**dict.fromkeys(records.artifacts, ""), **records.readings},
         planners=tuple(sorted({*call.policy.planners, *records.planners})),
+        binds_thoughts=any("AnthropicLlm" in model.kinds or "claude" in model.name.lower() for model in call.models),
     )
 
 
