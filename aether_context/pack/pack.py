@@ -218,8 +218,8 @@ class Outgoing(NamedTuple):
     ``raw`` is the content that the host gave and ``origin`` its index in ``Request.contents``; for a content that
     packing made, these are the content itself and -1. ``content`` is what is sent, and ``tokens`` counts it. Where it
     was merged from several contents, or holds other parts than one of the host's, ``members`` has for each of its parts
-    the origin and the part's index there, -1 for a part that packing made. ``joined`` is set where it is sent as further
-    parts of the content before it: both have one role, and what the host has between them is not sent.
+    the origin and the part's index there, -1 for a part that packing made. ``joined`` is set where it is sent as
+    further parts of the content before it: both have one role, and the host has no neighbours of one role there.
     """
 
     content: Content
