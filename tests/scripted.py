@@ -51,13 +51,14 @@ def new_store() -> PackStore:
 @dataclass(frozen=True)
 class Sent:
     """One request as it was at one moment, all copies. ``readers`` are those of evidence, which most agents with tools
-    have; ``declared`` and ``dispatched`` are the others."""
+    have; ``declared`` and ``dispatched`` are the others. ``doubled`` is that of `doubled`."""
 
     model: str
     agent: str
     system: Any
     pickled: bytes
     faults: tuple[str, ...]
+    doubled: tuple[int, ...]
     declared: tuple[str, ...]
     other_tools: tuple[str, ...]
     dispatched: tuple[str, ...]
@@ -113,6 +114,7 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
         system=config.system_instruction if config is not None else None,
         pickled=pickle.dumps(tuple(request.contents), protocol=pickle.HIGHEST_PROTOCOL),
         faults=tuple(faults(request.contents)),
+        doubled=tuple(doubled(request.contents)),
         declared=tuple(name for name in names if name not in readers),
         other_tools=tuple(exact(tool) for tool in tools if tool not in functions),
         dispatched=tuple(name for name in request.tools_dict if name not in readers),
@@ -156,6 +158,13 @@ def faults(contents: Sequence[types.Content]) -> list[str]:
     if pending:
         found.append("the last calls have no responses")
     return found
+
+
+def doubled(contents: Sequence[types.Content]) -> list[int]:
+    """The places of contents of the same role as the one before. Results of tools are of none, as on many wires."""
+    answers = [any(part.function_response for part in content.parts or ()) for content in contents]
+    roles = [None if answer else content.role for content, answer in zip(contents, answers, strict=True)]
+    return [at for at in range(1, len(roles)) if roles[at] is not None and roles[at] == roles[at - 1]]
 
 
 # the scripted model
@@ -412,7 +421,7 @@ class Chat:
         return [event for message in messages for event in asyncio.run(self.tell(message, **options))]
 
     def check(self) -> None:
-        """No event was changed, and no valid request became an invalid one."""
+        """No event was changed, no valid request became an invalid one, and roles that alternate still do."""
         assert self.after.touched == []
         assert len(self.raw) >= len(self.sent)
         for session in {one.session for one in self.raw[self.checked :]}:
@@ -420,6 +429,8 @@ class Chat:
             for raw, left in zip(raws, lefts, strict=False):
                 if not raw.faults:
                     assert left.faults == ()
+                if not raw.doubled:
+                    assert left.doubled == ()
         self.checked = len(self.raw)
 
     def restart(self) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from restarting import Restarting
-from scripted import Chat, call, new_store
+from scripted import Chat, call, exact, new_store
 
 from aether_context import PackPolicy
 from aether_context.conversation.summary import SUMMARY_TITLE
@@ -56,10 +56,11 @@ def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
     chat = Chat(script=script, tools=[look_up_order], policy=PackPolicy(max_input_tokens=WINDOW))
     chat.say(task)
     assert len(cuts(chat)) > 2
-    assert {one.wires[0] for one in chat.sent} == {chat.sent[0].wires[0]}
+    assert {exact(one.contents[0].parts[0]) for one in chat.sent} == {exact(chat.sent[0].contents[0].parts[0])}
     whole = chat.manifests()[0].request_tokens
     assert all(one.prefix.shared_tokens >= whole for one in chat.manifests()[1:])
-    assert chat.sent[-1].contents[1].parts[0].text.startswith(SUMMARY_TITLE)
+    message = chat.sent[-1].contents[0]
+    assert [part.text.startswith(SUMMARY_TITLE) for part in message.parts] == [False, True]
     chat.replays()
 
 

@@ -28,14 +28,14 @@ from google.genai import types
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from matrix import part_slow
-from scripted import accounted, delete_all, faults, look_up, new_store, send_mail
+from scripted import accounted, delete_all, doubled, faults, look_up, new_store, send_mail
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.request.reader import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
-from aether_context.pack import Content, Pack
+from aether_context.pack import Content, Outgoing, Pack
 from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
 from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
@@ -318,6 +318,8 @@ class Run:
         assert answer is None
         if not faults(raw):
             assert faults(request.contents) == []
+        if not doubled(raw):
+            assert doubled(request.contents) == []
         pack = self.plugin._packer.last(context).pack
         self.packs.append(pack)
         self.check_written(pack, request)
@@ -329,8 +331,15 @@ class Run:
 
     def check_written(self, pack: Pack, request: LlmRequest) -> None:
         """The account is of what leaves."""
-        left = [self.reader.content(content, self.model).digest for content in request.contents]
-        assert left == [block.digest for block in pack.sent.contents]
+        left = [self.reader.content(content, self.model).parts for content in request.contents]
+        messages = list[list[Outgoing]]()
+        for item in pack.contents:
+            if item.joined:
+                messages[-1].append(item)
+            else:
+                messages.append([item])
+        assert left == [tuple(part for item in message for part in item.content.parts) for message in messages]
+        assert [block.digest for block in pack.sent.contents] == [item.content.digest for item in pack.contents]
         assert request.config.system_instruction == pack.system
         declared = [one.name for tool in request.config.tools or () for one in tool.function_declarations or ()]
         assert declared == [tool.name for tool in pack.tools.sent]

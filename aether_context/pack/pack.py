@@ -233,7 +233,8 @@ class Outgoing(NamedTuple):
     ``raw`` is the content that the host gave and ``origin`` its index in ``Request.contents``; for a content that
     packing made, these are the content itself and -1. ``content`` is what is sent, and ``tokens`` counts it. Where it
     was merged from several contents, or holds other parts than one of the host's, ``members`` has for each of its parts
-    the origin and the part's index there, -1 for a part that packing made.
+    the origin and the part's index there, -1 for a part that packing made. ``joined`` is set where it is sent as
+    further parts of the content before it: both have one role, and the host has no neighbours of one role there.
     """
 
     content: Content
@@ -242,6 +243,7 @@ class Outgoing(NamedTuple):
     form: SentForm
     tokens: int
     members: tuple[tuple[int, int], ...] = ()
+    joined: bool = False
 
 
 class Verdict(NamedTuple):
@@ -320,7 +322,7 @@ class Pack(NamedTuple):
     def checksum(self) -> str:
         """The hash over the request: system, declarations, contents, and the names that calls are restricted to."""
         fixed = [self.sent.system.digest, *(block.digest for block in self.sent.tools)]
-        contents = hash_text("\n".join([block.digest for block in self.sent.contents]))
+        contents = hash_text("".join([("\n", "+")[item.joined] + item.content.digest for item in self.contents])[1:])
         return hash_json({"allowed": self.tools.allowed, "contents": contents, "fixed": fixed})
 
     @property

@@ -51,18 +51,19 @@ _TOKENS, _DIGEST, _ORIGIN, _FORM = map(attrgetter, ("tokens", "digest", "origin"
 
 
 def _normalized(contents: Sequence[Outgoing], counter: PackCounter) -> tuple[Outgoing, ...]:
-    """The contents with same-kind neighbours merged, each call answered once, and tags stripped.
+    """The contents with same-kind neighbours merged, each call answered once, and tags stripped; the summary stays.
 
     One that needs none of it stays the same object.
     """
+    at = next((at for at, item in enumerate(contents) if item.form == "summary"), None)
+    if at is not None:
+        return (*_normalized(contents[:at], counter), contents[at], *_normalized(contents[at + 1 :], counter))
     outgoing = []
     for normal in normalize([item.content for item in contents]):
         first = contents[normal.sources[0]]
         if normal.content is not first.content:
-            first = Outgoing(
+            first = first._replace(
                 content=normal.content,
-                raw=first.raw,
-                origin=first.origin,
                 form="merged",
                 tokens=counter.content(normal.content),
                 members=tuple(_member(contents[index], part_at) for index, part_at in normal.members),
@@ -88,7 +89,7 @@ def render_pack(draft: Draft) -> Pack:
     history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens
     raws = source.request.contents
     plain = _contents(draft)
-    contents = _begun_by_user(draft, _normalized(plain, counter) if history.normalize else plain)
+    contents = _normalized(plain, counter) if history.normalize else plain
     sent_request = Sent(
         system=Block(hash_text(draft.epoch.system), draft.measured["system"] - uncounted),
         tools=(
@@ -236,41 +237,79 @@ def _reason(draft: Draft) -> EpochReason | None:
 
 def _contents(draft: Draft) -> tuple[Outgoing, ...]:
     """The contents that are sent: the summary in its place, and payloads behind what other agents have handed over
-    since."""
+    since. Neighbours of one role that the host does not have are joined: templates of Mistral's, Gemma's and other
+    models refuse them."""
     # Where the turns went that it is of, it is written once a cut and stays inside the cached prefix. In the human
     # message it would be sent anew with every invocation; before all else, each cut would end the prefix there.
     unseen, counter = draft.input.host.unseen, draft.counter
     outgoing = [*draft.history.items]
     if unseen:
         outgoing = [without_unseen(draft, item, unseen) for item in outgoing]
+    positions, summary_at = draft.input.request.positions, None
     if draft.history.sent_summary and draft.policy.conversation.summary_share:
-        content, positions = summary_content(draft.history.summary), draft.input.request.positions
         at = bisect_left(outgoing, draft.history.summary_place, key=lambda item: positions[item.origin])
         has_calls = any(item.content.calls or item.content.quotes for item in draft.history.items[:at])
         for unit in reversed(units([item.content for item in draft.history.items])) if has_calls else ():
             if unit.indices[0] < at <= unit.indices[-1]:  # an exchange is never parted
                 at = unit.indices[0]
-        outgoing.insert(at, Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content)))
+        summary_at = at
+    if draft.input.host.passthrough_reason:
+        return tuple(outgoing)
+    outgoing = _joined(draft, outgoing if summary_at == 0 else _begun_by_user(draft, outgoing))
+    if summary_at is not None:
+        content = summary_content(draft.history.summary)
+        summary = Outgoing(content, content, origin=-1, form="summary", tokens=counter.content(content))
+        # A part of the user's message behind it, which is the same at later calls; never before a tool's result.
+        if summary_at < len(outgoing) and _is_users(outgoing[summary_at].content):
+            summary = summary._replace(joined=outgoing[summary_at].joined)
+            outgoing[summary_at] = outgoing[summary_at]._replace(joined=True)
+        elif summary_at and _is_users(outgoing[summary_at - 1].content):
+            summary = summary._replace(joined=True)
+        outgoing.insert(summary_at, summary)
     for at in range(len(outgoing) - 2, -1, -1):
-        if outgoing[at].form == "payload":
+        if outgoing[at].form == "payload" and outgoing[at + 1].raw.agent:
             behind = next((end for end in range(at + 1, len(outgoing)) if not outgoing[end].raw.agent), len(outgoing))
-            outgoing.insert(behind - 1, outgoing.pop(at))
+            message, follower = outgoing[at], outgoing[at + 1]
+            moved = message._replace(joined=follower.joined)
+            outgoing[at:behind] = [follower._replace(joined=message.joined), *outgoing[at + 2 : behind], moved]
     return tuple(outgoing)
 
 
-def _begun_by_user(draft: Draft, contents: tuple[Outgoing, ...]) -> tuple[Outgoing, ...]:
+def _is_users(content: Content) -> bool:
+    """Tells whether a content is of the user's role and holds no result of a tool."""
+    return content.role == "user" and not content.responses
+
+
+def _joined(draft: Draft, contents: list[Outgoing]) -> list[Outgoing]:
+    """The contents, each joined to the one before it where both are the user's or the model's and the host has
+    something between them, or has one of them in another role."""
+    positions, roles = draft.input.request.positions, [item.content.role for item in contents]
+    for at in range(1, len(contents)):
+        if roles[at] != roles[at - 1]:
+            continue
+        pair = contents[at - 1], contents[at]
+        if any(item.content.responses for item in pair):
+            continue
+        first, second = (positions[item.origin] for item in pair)
+        kinds = {(item.raw.role, bool(item.raw.responses)) for item in pair}
+        if draft.history.normalize or second - first > 1 or len(kinds) > 1:
+            contents[at] = contents[at]._replace(joined=True)
+    return contents
+
+
+def _begun_by_user(draft: Draft, contents: list[Outgoing]) -> list[Outgoing]:
     """The contents, the first of them a user's message: Gemini and Claude refuse a request that the model begins.
 
     ADK's own compaction puts its summary first, as the model's.
     """
-    first = contents[0] if contents and not draft.input.host.passthrough_reason else None
+    first = contents[0] if contents else None
     texts = [at for at, part in enumerate(first.content.parts) if part.kind == "text"] if first is not None else []
     if first is None or first.content.role != "model" or first.content.calls or not texts:
         return contents
     content = content_of_parts("user", [first.content.parts[at] for at in texts])
     members = tuple(_member(first, at) for at in texts)
     message = first._replace(content=content, form="merged", tokens=draft.counter.content(content), members=members)
-    return (message, *contents[1:])
+    return [message, *contents[1:]]
 
 
 def _rows(draft: Draft, present: Sequence[Outgoing]) -> tuple[Row, ...]:

@@ -384,10 +384,17 @@ def is_content(row: Row) -> bool:
 def request_json(pack: Pack) -> str:
     """The canonical JSON of a pack's request: system, tools, contents and allowed tools."""
     declarations = (*(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
+    contents = list[dict[str, Any]]()
+    for item in pack.contents:
+        content = json.loads(item.content.wire)
+        if item.joined:
+            contents[-1]["parts"] += content["parts"]
+        else:
+            contents.append(content)
     request = {
         "system": pack.system,
         "tools": [json.loads(wire) for wire in declarations],
-        "contents": [json.loads(outgoing.content.wire) for outgoing in pack.contents],
+        "contents": contents,
         "allowed_tools": pack.tools.allowed,
     }
     return canonical_json(request)

@@ -391,6 +391,23 @@ GEMINI: tuple[Rule, ...] = (
 )
 
 
+# Models behind servers with OpenAI's and Ollama's shapes
+
+
+def roles_alternate(body: Body, issued: Issued) -> Found:
+    """ "After the optional system message, conversation roles must alternate user/assistant/user/assistant/..." (the
+    chat template of Mistral's models, as vLLM and llama.cpp have it; Gemma's says the same). What holds calls or
+    results of tools is not looked at by Mistral's."""
+    roles = [
+        message["role"]
+        for message in body["messages"]
+        if message["role"] in ("user", "assistant") and not message.get("tool_calls")
+    ]
+    for at in range(1, len(roles)):
+        if roles[at] == roles[at - 1]:
+            yield f"message {at} without system and tools is a second one of {roles[at]!r}"
+
+
 # OpenAI: https://platform.openai.com/docs/api-reference/chat/create
 
 
@@ -456,6 +473,7 @@ def openai_roles_are_known(body: Body, issued: Issued) -> Found:
 
 
 OPENAI: tuple[Rule, ...] = (
+    roles_alternate,
     openai_calls_are_answered,
     openai_answers_have_calls,
     openai_contents_are_there,
@@ -509,6 +527,7 @@ def ollama_images_are_base64(body: Body, issued: Issued) -> Found:
 
 
 OLLAMA: tuple[Rule, ...] = (
+    roles_alternate,
     ollama_roles_are_known,
     ollama_calls_are_objects,
     ollama_results_follow_calls,

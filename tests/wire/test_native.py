@@ -41,6 +41,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:Depre
 
 LITE = [pytest.mark.integration, pytest.mark.filterwarnings("ignore")]
 """LiteLLM warns of itself, and leaves connections open."""
+DOUBLED = ("transfer", "long-running")
+"""The scenarios in which ADK itself sends two messages of one role behind each other."""
 EVERY = [pytest.param(client, marks=() if client in NATIVE else LITE) for client in CLIENTS]
 
 
@@ -58,8 +60,19 @@ def _offline(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) ->
 def test_every_scenario_is_valid_and_inside_the_window(client: str, scenario: str) -> None:
     with run(client, SCENARIOS[scenario]()) as done:
         assert done.failed == []
-        assert done.server.faults == []
+        faults = {fault.partition(":")[0] for fault in done.server.faults}
+        assert faults <= ({"roles_alternate"} if scenario in DOUBLED else set())
         assert done.server.over == []
+
+
+@pytest.mark.integration
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("scenario", [name for name in SCENARIOS if name not in DOUBLED])
+@pytest.mark.parametrize("client", ["litellm-openai", "litellm-ollama"])
+def test_roles_alternate_behind_cuts_as_they_do_without_the_plugin(client: str, scenario: str) -> None:
+    with run(client, SCENARIOS[scenario](), window=3_500) as done:
+        assert done.failed == []
+        assert [fault for fault in done.server.faults if fault.startswith("roles_alternate")] == []
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])

@@ -49,6 +49,7 @@ SOUND = [
     (GEMINI, gemini(HELLO, ("model", calls({"a": 1})), GAVE)),
     (OPENAI, {"messages": [USER, lite(), TOLD]}),
     (OLLAMA, {"messages": [USER, lite(arguments={}), TOLD]}),
+    (OPENAI, {"messages": [USER, lite(), TOLD, {"role": "assistant", "content": "x"}, USER]}),
 ]
 FAULTY = {
     "claude_begins_with_the_user": claude(said({"type": "text", "text": "x"}), USER),
@@ -75,6 +76,7 @@ FAULTY = {
     "gemini_calls_keep_their_signature": gemini(HELLO, ("model", calls({"a": 1}, "")), GAVE),
     "gemini_ends_with_the_user": gemini(HELLO, ("model", {"text": "x"})),
     "gemini_declares_once": gemini(HELLO, tools=[{"functionDeclarations": [{"name": "f"}, {"name": "f"}]}]),
+    "roles_alternate": {"messages": [USER, lite(), TOLD, USER]},
     "openai_calls_are_answered": {"messages": [USER, lite(), USER]},
     "openai_answers_have_calls": {"messages": [USER, TOLD]},
     "openai_contents_are_there": {"messages": [{"role": "assistant", "content": None}]},

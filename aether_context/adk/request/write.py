@@ -36,10 +36,14 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
     # Declared last, besides the host's own; tools that are left out then can still be called.
     declared = frozenset(tool.name for tool in pack.tools.sent)
     finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "fitting" else None
-    new_contents = [
-        contents[item.origin] if item.form == "whole" and item.origin >= 0 else _content(pack, item, contents)
-        for item in pack.contents
-    ]
+    new_contents = list[types.Content]()
+    for item in pack.contents:
+        whole = item.form == "whole" and item.origin >= 0
+        content = contents[item.origin] if whole else _content(pack, item, contents)
+        if item.joined:
+            previous = new_contents.pop()
+            content = types.Content(role=previous.role, parts=[*(previous.parts or ()), *(content.parts or ())])
+        new_contents.append(content)
     replaced = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
         for tool in pack.tools.sent
