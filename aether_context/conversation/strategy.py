@@ -314,13 +314,13 @@ def gain(*, saved: float, calls: float, resent: float, cached_price: float) -> f
 
 
 def summary_tokens(counter: PackCounter, summary: str) -> int:
-    """The tokens of a summary as a message of its own."""
+    """The tokens of a summary, counted as a message of its own: as a part of another one it takes a few less."""
     return counter.content(summary_content(summary)) if summary else 0
 
 
 @lru_cache(maxsize=64)
 def summary_content(summary: str) -> Content:
-    """The message that holds a summary, before the turns that are kept."""
+    """The content that holds a summary. It is sent as a part of the message beside it where that is the user's."""
     return content_of_parts("user", [part_of({"text": summary_message(summary)})])
 
 

@@ -26,7 +26,7 @@ SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in fu
 
 
 def summary_message(summary: str) -> str:
-    """The summary as a message of its own before the turns that are kept."""
+    """The text of the part that holds a summary."""
     return f"{SUMMARY_TITLE}:\n{fenced(summary)}"
 
 
