@@ -140,7 +140,7 @@ LONG = "And this is what I know of it: " + "the order was shipped on time, as ag
 def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> None:
     chat, session = long_session(conversation={"strategy": strategy, "compact_at": 0.8})
     (found,) = preview_strategies(
-        session, policy=chat.policy, strategies=[strategy], message=LONG, system="You help.", tools=[look_up]
+        session, policy=chat.policy, strategies=[strategy], message=LONG, model=chat.model, system="You help.", tools=[look_up]
     )
     assert chat.manifests()[-1].strategy_acts == ()
     chat.say(LONG)

@@ -265,6 +265,8 @@ def _contents(draft: Draft) -> tuple[Outgoing, ...]:
             outgoing[summary_at] = outgoing[summary_at]._replace(joined=True)
         elif summary_at and _is_users(outgoing[summary_at - 1].content):
             summary = summary._replace(joined=True)
+        elif summary_at < len(outgoing):
+            outgoing[summary_at] = outgoing[summary_at]._replace(joined=False)
         outgoing.insert(summary_at, summary)
     for at in range(len(outgoing) - 2, -1, -1):
         if outgoing[at].form == "payload" and outgoing[at + 1].raw.agent:
