@@ -21,9 +21,8 @@ from timing import lines_of
 from aether_context import PackPolicy
 from aether_context.adk import bounds, packer
 from aether_context.adk.bounds import Waits, take_turn
-from aether_context.conversation import strategy_names, units
+from aether_context.conversation import normalize, strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.normalization import normalize
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Content, Pack, PackInput
 from aether_context.packing import build_pack

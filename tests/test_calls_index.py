@@ -3,6 +3,7 @@ and `manifests` say what the packs say. What is forgotten is forgotten there, to
 
 from __future__ import annotations
 
+import gzip
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -12,16 +13,15 @@ from click.testing import CliRunner
 from packs import paths_of, recording, rewrite
 from scripted import Chat
 
-from aether_context import Manifest, PackPolicy, PackStore
+from aether_context import Manifest, PackPolicy, PackStore, verify
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.cli import main
 from aether_context.errors import ManifestError
 from aether_context.store.files import File, Files
 from aether_context.store.index import IndexWriter, read_block
 from aether_context.store.layout import entry_of
-from aether_context.store.pack_file import add_hash, gunzip_bytes, gzip_bytes
+from aether_context.store.pack_file import add_hash
 from aether_context.store.retention import all_of, carry_out, older_than
-from aether_context.store.verification import verify
 
 CALLS = 170
 
@@ -76,7 +76,7 @@ def rewrite_block(store: PackStore, block: File, way: Callable[[str, str | None]
     """Writes a block with other copies, as whoever can write to the store could."""
     folder = block.path.rpartition("/")[0]
     calls = [(place, *way(*copy)) for place, copy in in_block(store, block).items()]
-    data = gzip_bytes(add_hash(canonical_json(calls).encode(), store.files.below_base(folder)))
+    data = gzip.compress(add_hash(canonical_json(calls).encode(), store.files.below_base(folder)))
     store.files.delete(block.path)
     name = block.name.split("-")[:2]
     store.files.create(f"{folder}/{'-'.join(name)}-{short(hash_bytes(data))}.json.gz", data)
@@ -122,7 +122,7 @@ def test_a_damaged_block_changes_no_answer_and_is_told(store: PackStore, fault: 
         changed = {
             "torn": data[:-40],
             "empty": b"",
-            "other text": gzip_bytes(gunzip_bytes(data).replace(b"dog", b"cat")),
+            "other text": gzip.compress(gzip.decompress(data).replace(b"dog", b"cat")),
         }
         store.files.replace(path, changed.get(fault, data))
     assert answers(store) == said
@@ -201,7 +201,7 @@ def test_nothing_unmasked_is_in_a_block() -> None:
     for at in range(82):
         chat.say(f"My password = hunter2swordfish{at}")
     (block,) = blocks(chat.store)
-    text = gunzip_bytes(chat.store.files.read(block.path)).decode()
+    text = gzip.decompress(chat.store.files.read(block.path)).decode()
     assert "[password]" in text
     assert "hunter2" not in text
     manifests: list[Manifest] = list(chat.store.manifests())

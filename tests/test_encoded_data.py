@@ -21,9 +21,8 @@ from failing import FailingFileSystem
 from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, call, faults, grow
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.evidence.media import _MOST_MEDIA, media_in
-from aether_context.store.verification import verify
 
 RANDOM = random.Random(7)
 IMAGE = b"\x89PNG\r\n\x1a\n" + RANDOM.randbytes(30_000)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -19,18 +21,15 @@ from google.genai import types
 from plans import small
 from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
 
-from aether_context import PackPolicy, PackStore, why
+from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.recall import Recall
-from aether_context.cli.commands import main
+from aether_context.cli import main
 from aether_context.pack import noted
-from aether_context.packing.payload import minute
 from aether_context.reading import Span
-from aether_context.store.pack_file import gunzip_bytes
 from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.turns import TurnFiles
-from aether_context.store.verification import verify
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
 QUESTION = "What was the code of the north gate?"
@@ -148,7 +147,7 @@ def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: py
 
 def text_of(chat: Chat, file: Any) -> bytes:
     """The JSON in a file of turns, behind the line with its hash."""
-    return gunzip_bytes(chat.store.files.read(file.path)).partition(b"\n")[2]
+    return gzip.decompress(chat.store.files.read(file.path)).partition(b"\n")[2]
 
 
 def turn_files(chat: Chat) -> list[Any]:
@@ -315,8 +314,9 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     (again,) = [place for place in code.places if place.kind == "recalled turn"]
     assert again.id == f"turn_{code.places[0].id}"
     assert [span.first for span in again.spans if span.holds] == [120]
+    said_at = datetime.fromtimestamp(code.places[0].time or 0, UTC)
     shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
-    assert f"message of user, for clerk in session s1, {minute(code.places[0].time or 0)}\n" in shown
+    assert f"message of user, for clerk in session s1, {said_at:%Y-%m-%d %H:%M}\n" in shown
     lost = why(chat.store, "Falcon-8842")
     assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)
 

@@ -16,14 +16,11 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
+from wording import HISTORY, QUOTE_BEGIN, QUOTE_END, QUOTE_OPENING, SUMMARY_TITLE
 
+from aether_context import verify, why
 from aether_context.adk.past import _speaker
 from aether_context.adk.request.reader import Reader
-from aether_context.conversation.quotes import BEGIN, END, OPENING
-from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.reading.why import why
-from aether_context.store.verification import verify
-from aether_context.text.entities import HISTORY
 
 
 def weigh(item: str) -> dict[str, Any]:
@@ -175,8 +172,8 @@ def test_an_agent_that_is_shown_no_history_reads_none():
 def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
     """Who wrote it is read off the words that ADK puts before another agent's turn."""
     texts = [
-        f"{OPENING} what stands between {BEGIN} and {END} is quoted",
-        f"[planner] said:\n{BEGIN}\nCode 4711\n{END}",
+        f"{QUOTE_OPENING} what stands between {QUOTE_BEGIN} and {QUOTE_END} is quoted",
+        f"[planner] said:\n{QUOTE_BEGIN}\nCode 4711\n{QUOTE_END}",
     ]
     quoted = types.UserContent([types.Part(text=text) for text in texts])
     plain = types.UserContent("My boat is called Wanda.")

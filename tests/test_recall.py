@@ -18,6 +18,7 @@ from packs import pack_input
 from packs import said as spoken
 from plans import small
 from scripted import Chat, call, inside, look_up
+from wording import FIRST_LINE, SUMMARY_TITLE
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import bounds
@@ -26,13 +27,11 @@ from aether_context.adk.call import Contents
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
-from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Step
-from aether_context.packing.payload import FIRST_LINE
 from aether_context.redaction import masker
-from aether_context.retrieval import Entry, query_for
+from aether_context.retrieval import Entry, query_for, register_embedder
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
-from aether_context.retrieval.embedders import Vectors, register_embedder
+from aether_context.retrieval.embedders import Vectors
 from aether_context.retrieval.ranking import _ORDER, clauses_of
 from aether_context.store.replay import Replayer
 from aether_context.text.shorten import sentences

@@ -19,17 +19,17 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call
+from wording import SPOOL_FOLDER
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridMemoryService
 from aether_context.cli import main
 from aether_context.pack import METADATA
 from aether_context.store.files import File, Files
 from aether_context.store.layout import entry_of
 from aether_context.store.retention import all_of, carry_out, older_than
-from aether_context.store.spool import FOLDER, Spool, SpooledFiles, spool_of
+from aether_context.store.spool import Spool, SpooledFiles, spool_of
 from aether_context.store.turns import TurnFiles
-from aether_context.store.verification import verify
 
 KEY = "AETHER_CONTEXT_KEY"
 
@@ -313,7 +313,7 @@ def test_a_manifest_whose_replay_file_is_damaged_in_the_spool_is_set_aside_with_
 def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    monkeypatch.setenv(SPOOL_FOLDER, str(tmp_path / "spool"))
     store = PackStore(tmp_path / "mount" / "store")
     spool = spool_of(store.files)
     assert spool is not None
@@ -323,7 +323,7 @@ def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
     for user in ("ann", "ben"):
         store.through(files).write(recording(user=user))
     monkeypatch.undo()
-    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    monkeypatch.setenv(SPOOL_FOLDER, str(tmp_path / "spool"))
     words = ["forget", "--app", "app", "--user", "ann", "--store", store.url]
     assert "2 files" in CliRunner().invoke(main, words).output
     assert len(spool.paths()) == 4

@@ -18,11 +18,11 @@ from plans import aether, loop, planned, small, turns
 from pydantic import BaseModel
 from restarting import Restarting, same_requests
 from scripted import Chat, big_file, call, look_up, new_store, set_state, was_cut
+from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy, replay, verify
 from aether_context.adk.session import load_epoch, save_epoch
 from aether_context.canonical import strings
-from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.pack import Epoch, Identity, PackedMessage
 
 

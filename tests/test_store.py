@@ -20,14 +20,14 @@ from hypothesis import strategies as st
 from packs import recording
 from scripted import Chat, call, sound
 
-from aether_context import Manifest, PackStore
+from aether_context import Manifest, PackStore, verify
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
 from aether_context.errors import PackNotFound, StoreError
 from aether_context.store import schema
 from aether_context.store.files import Files, segment
 from aether_context.store.retention import DAY_SECONDS, all_of, carry_out, older_than
-from aether_context.store.verification import Verifier, verify
+from aether_context.store.verification import Verifier
 
 
 @pytest.fixture

@@ -34,7 +34,6 @@ from aether_context.tokens import (
     register_counter,
 )
 from aether_context.tokens.cache import PackCounter, TokenCache
-from aether_context.tokens.choice import RETRY_SECONDS
 
 TEXTS = (
     "The quick brown fox jumps over the lazy dog.", "def f(x):\n    return x\n", "港务长 🙂", "", " ", "\ud800 lone",
@@ -204,7 +203,7 @@ def test_a_counter_that_fails_rests_and_is_tried_again(registered: Callable[...,
     assert second.name == "estimate"
     assert second.problems == ("token counter words: no words",)
     assert counters.ready("gpt-4o") == second
-    clock.now += RETRY_SECONDS
+    clock.now += 30
     assert counters.ready("gpt-4o") == counters.pick("gpt-4o") == first
 
 

@@ -21,19 +21,17 @@ from failing import FailingFileSystem
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call, sound
+from wording import FORGOTTEN, MANIFEST
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.canonical import readable_json
+from aether_context.canonical import hash_json, readable_json
 from aether_context.cli import main
 from aether_context.errors import PackNotFound
 from aether_context.store.files import File, Files
-from aether_context.store.layout import FORGOTTEN, entry_of
-from aether_context.store.pack_file import MANIFEST, gzip_bytes, outcome_file, replay_name
-from aether_context.store.packs import Forgotten
+from aether_context.store.layout import entry_of
 from aether_context.store.retention import carry_out, older_than
 from aether_context.store.spool import Spool, SpooledFiles
-from aether_context.store.verification import verify
 
 
 @pytest.fixture
@@ -67,7 +65,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     asyncio.run(artifacts.save_artifact(**owner, filename="report Q1.md", artifact=report))
     store.write_summary("shop", "Ann Ä", "sha256:" + "1" * 64, "A summary.")
     store.write_calibration("shop", "Ann Ä", "model", {"ratio": 1.1})
-    store.note_forgotten("shop", "Ann Ä", "old", Forgotten([1, 2]))
+    store.note_forgotten("shop", "Ann Ä", "old", store.forgotten("shop", "Ann Ä", "old")._replace(packs=[1, 2]))
     assert verify(store, replays=True).faults == {}
     kinds = everything(store)
     assert kinds.keys() == {
@@ -151,8 +149,11 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert all(store.files.below_base(store.place(one)) in verify(store).faults for one in manifests)
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
     assert outcome is not None
-    forged_outcome = outcome_file(first.pack_id, first.digest, {**outcome, "input_tokens": 1})
-    packs.rewrite(store, first, lambda _: forged_outcome, 2)
+    forged_outcome = {"pack_id": first.pack_id, **outcome, "input_tokens": 1, "manifest": first.digest}
+    forged_outcome.pop("digest", None)
+    forged_outcome.pop("signature", None)
+    data = json.dumps(forged_outcome | {"digest": hash_json(forged_outcome)}).encode()
+    packs.rewrite(store, first, lambda _: data, 2)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the outcome is not signed" in str(verify(store).faults)
 
@@ -190,7 +191,7 @@ def test_rows_are_read_when_they_are_asked_for(store: PackStore) -> None:
     made = recording()
     store.write(made)
     (read,) = store.manifests()
-    name = replay_name(read.replay_bytes)
+    name = paths_of(store, read)[1].rsplit("/", 1)[-1]
     data = store.files.read(f"{store.place(read)}/{name}")
     store.files.delete(f"{store.place(read)}/{name}")
     assert read.request_tokens == made.manifest.request_tokens
@@ -227,8 +228,8 @@ DAMAGED = {
     "text": b"hello", "nothing": b"",
 }  # fmt: skip
 REPLAYS = {
-    "a bomb": bomb(2 * 2**30), "no gzip": b"hello", "another": gzip_bytes(b"{}"), "torn": gzip_bytes(b"{}")[:-9],
-    "more": gzip_bytes(b"{}") * 2,
+    "a bomb": bomb(2 * 2**30), "no gzip": b"hello", "another": gzip.compress(b"{}"), "torn": gzip.compress(b"{}")[:-9],
+    "more": gzip.compress(b"{}") * 2,
 }  # fmt: skip
 FIELDS = {
     "NaN": ("last_event_time", "NaN"), "infinity": ("last_event_time", "1e999"),
