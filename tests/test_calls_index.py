@@ -12,6 +12,7 @@ import pytest
 from click.testing import CliRunner
 from packs import paths_of, recording, rewrite
 from scripted import Chat
+from upkeep import by_kind, delete_older, forget
 
 from aether_context import Manifest, PackPolicy, PackStore, verify
 from aether_context.canonical import canonical_json, hash_bytes, short
@@ -19,9 +20,7 @@ from aether_context.cli import main
 from aether_context.errors import ManifestError
 from aether_context.store.files import File, Files
 from aether_context.store.index import IndexWriter, read_block
-from aether_context.store.layout import entry_of
 from aether_context.store.pack_file import add_hash
-from aether_context.store.retention import all_of, carry_out, older_than
 
 CALLS = 170
 
@@ -54,8 +53,7 @@ def fill(store: PackStore, numbers: Sequence[int] = range(CALLS), sessions: int 
 
 
 def blocks(store: PackStore) -> list[File]:
-    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
-    return [entry.file for entry in entries if entry is not None and entry.kind == "index"]
+    return by_kind(store).get("index", [])
 
 
 def answers(store: PackStore) -> list[object]:
@@ -172,25 +170,25 @@ def test_a_copy_that_is_not_what_the_pack_holds_is_told(store: PackStore) -> Non
 
 def test_what_is_forgotten_is_in_no_block(store: PackStore) -> None:
     fill(store)
-    carry_out(store, all_of(store, "app", "user", "s0"))
+    forget(store, "app", "user", "s0")
     assert blocks(store) == []  # both held calls of both sessions
     assert {manifest.session for manifest in store.manifests()} == {"s1"}
     assert verify(store).faults == {}
-    carry_out(store, all_of(store, "app", "user"))
+    forget(store, "app", "user")
     assert store.files.below(store.files.root) == []
 
 
 def test_what_goes_for_its_age_goes_from_blocks(store: PackStore) -> None:
     fill(store)
-    owner = store.files.place("app", "user")
-    assert not [file for file in older_than(store, owner, 1e6, 0.0).files if "/index/" in file.path]
-    carry_out(store, older_than(store, owner, -1e12, 0.0))
+    assert delete_older(store, 1e6, 0.0) == []
+    assert blocks(store)
+    delete_older(store, -1e12, 0.0)
     assert store.files.below(store.files.root) == []
 
 
 def test_calls_that_wait_for_their_block_while_they_are_forgotten_are_not_written(store: PackStore) -> None:
     fill(store, range(70))
-    carry_out(store, all_of(PackStore(store.url), "app", "user", "s0"))
+    forget(PackStore(store.url), "app", "user", "s0")
     fill(store, range(70, 90))
     assert len(blocks(store)) == 1
     assert {place.split("/")[0] for place in in_block(store, blocks(store)[0])} == {"s1"}

@@ -20,6 +20,7 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
 from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
+from upkeep import delete_older, forget
 
 from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
@@ -28,7 +29,6 @@ from aether_context.adk.request.recall import Recall
 from aether_context.cli import main
 from aether_context.pack import noted
 from aether_context.reading import Span
-from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.turns import TurnFiles
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
@@ -209,8 +209,7 @@ def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_
         chat.say(message, recent_events=20)
     epoch = chat.manifests()[-1].epoch
     written = [file.modified for file in turn_files(chat)]
-    (owner,) = chat.store.owners()
-    carry_out(chat.store, older_than(chat.store, owner, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0))
+    delete_older(chat.store, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0)
     assert len(turn_files(chat)) == (0 if is_idle else len(written) - 1)
     chat.say(QUESTION, recent_events=20)
     assert "Falcon-7731" in chat.sent[-1].human()
@@ -263,7 +262,7 @@ def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() ->
     chat.store.files.replace(file.path, data[:-1] + bytes([data[-1] ^ 1]))
     assert list(verify(chat.store).faults) == [file.path.removeprefix(f"{chat.store.files.root}/")]
     chat.store.files.replace(file.path, data)
-    carry_out(chat.store, all_of(chat.store, "shop", "ann", "s1"))
+    forget(chat.store, "shop", "ann", "s1")
     assert turn_files(chat) == []
     assert chat.manifests()
 
@@ -287,10 +286,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     for message in [*messages(119), QUESTION, *messages(125)[120:]]:
         chat.say(message, recent_events=30)
     oldest = min(file.modified for file in turn_files(chat))
-    (owner,) = chat.store.owners()
-    removed = older_than(chat.store, owner, 1.0, oldest + 0.999)
-    assert not any("/turns/" in file.path for file in removed.files)
-    carry_out(chat.store, removed)
+    assert not any("/turns/" in path for path in delete_older(chat.store, 1.0, oldest + 0.999))
     calls = [manifest.number for manifest in chat.manifests()]
     assert calls == list(range(calls[0], 126))
     assert calls[0] > 20

@@ -10,6 +10,7 @@ from unittest.mock import patch
 
 import numpy as np
 import pytest
+from failing import short_waits
 from google.adk.events.event import Event
 from google.genai import types
 from hypothesis import given
@@ -22,7 +23,6 @@ from wording import FIRST_LINE, SUMMARY_TITLE
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import bounds
-from aether_context.adk.bounds import Waits
 from aether_context.adk.call import Contents
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader
@@ -32,7 +32,6 @@ from aether_context.redaction import masker
 from aether_context.retrieval import Entry, query_for, register_embedder
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors
-from aether_context.retrieval.ranking import _ORDER, clauses_of
 from aether_context.store.replay import Replayer
 from aether_context.text.shorten import sentences
 
@@ -262,7 +261,7 @@ def test_a_secret_of_a_long_message_is_no_query() -> None:
     assert not any(line in query for line in key.splitlines()[1:])
 
 
-@patch.object(Waits, "seconds", 0.05)
+@short_waits()
 @patch.object(bounds, "RETRY_SECONDS", 600)
 def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
     loading = Loading()
@@ -317,8 +316,6 @@ def test_a_question_for_an_order_brings_more_turns_by_their_dates() -> None:
 def test_each_part_of_a_question_for_an_order_is_searched_for() -> None:
     chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 1})
     question = "In what order did I mention the bees, the spare key, Lisbon; and then the plumber?"
-    assert clauses_of(question) == ["In what order did I mention the bees", "the spare key", "the plumber?"]
-    assert clauses_of("The bees, the spare key, Lisbon; and then the plumber?") == []
     chat.say(question)
     memory = memory_of(chat.sent[-1].human())
     assert all(fact in memory for fact in FACTS[:4])
@@ -328,6 +325,13 @@ def test_the_first_of_a_conversation_comes_back_where_it_has_no_word_of_the_ques
     chat = talk(conversation={"summary_share": 0}, retrieval={"memory_k": 2})
     chat.say("What was the very first thing I told you?")
     assert FACTS[0] in memory_of(chat.sent[-1].human())
+
+
+def hits(question: str) -> int:
+    """How many turns are found of many that are alike: up to eight, unless a question asks for an order."""
+    turns = [turn for at in range(30) for turn in turn_entries(at, f"{question} {at}", time=0.0, speaker="user")]
+    source, policy = pack_input([spoken(question)]), PackPolicy(retrieval={"memory_k": 2})
+    return len(recalled(turns, source, policy, str, tokens=9_000, embedder=None))
 
 
 @pytest.mark.parametrize(
@@ -351,7 +355,7 @@ def test_the_first_of_a_conversation_comes_back_where_it_has_no_word_of_the_ques
     ],
 )
 def test_a_question_for_an_order_is_known(question: str) -> None:
-    assert _ORDER.search(question)
+    assert hits(question) > 8
 
 
 @pytest.mark.parametrize(
@@ -374,4 +378,4 @@ def test_a_question_for_an_order_is_known(question: str) -> None:
     ],
 )
 def test_a_message_with_such_a_word_is_not_taken_for_one(message: str) -> None:
-    assert not _ORDER.search(message)
+    assert hits(message) <= 8

@@ -19,6 +19,7 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call
+from upkeep import by_kind, delete_older, forget
 from wording import SPOOL_FOLDER
 
 from aether_context import PackPolicy, PackStore, verify
@@ -26,8 +27,6 @@ from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridM
 from aether_context.cli import main
 from aether_context.pack import METADATA
 from aether_context.store.files import File, Files
-from aether_context.store.layout import entry_of
-from aether_context.store.retention import all_of, carry_out, older_than
 from aether_context.store.spool import Spool, SpooledFiles, spool_of
 from aether_context.store.turns import TurnFiles
 
@@ -54,8 +53,7 @@ def talk(chat: Chat, turns: int = 5, recent_events: int | None = 6) -> None:
 
 
 def files(store: PackStore, kind: str) -> list[File]:
-    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
-    return [entry.file for entry in entries if entry is not None and entry.kind == kind]
+    return by_kind(store).get(kind, [])
 
 
 @pytest.mark.parametrize("kind", ["pack", "replay", "outcome", "message", "record", "evidence", "turns", "artifact"])
@@ -89,7 +87,7 @@ def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> Non
 def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whole_user: bool) -> None:
     chat = chat_of(store, turns=12)
     talk(chat)
-    carry_out(store, all_of(store, "shop", "ann", None if whole_user else "s1"))
+    forget(store, "shop", "ann", None if whole_user else "s1")
     assert store.files.below(store.files.root) == []
     for at in range(4):
         chat.say(f"question {at}", recent_events=6)
@@ -106,7 +104,7 @@ def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whol
 def test_forget_in_the_middle_of_a_run_breaks_no_chain(store: PackStore) -> None:
     def forget_me() -> str:
         """Forgets what is stored."""
-        carry_out(store, all_of(store, "shop", "ann"))
+        forget(store, "shop", "ann")
         return "gone"
 
     script = [call("forget_me"), call("big_file", name="a", lines=9), "done", "ok"]
@@ -143,8 +141,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed_with_a_key_either(
         file._replace(modified=0.0) if file.path.split("/")[-2] in names or "/turns/" in file.path else file
         for file in below(path)
     ])  # fmt: skip
-    (owner,) = store.owners()
-    carry_out(store, older_than(store, owner, 30 * 86_400, 31 * 86_400))
+    delete_older(store, 30 * 86_400, 31 * 86_400)
     assert files(store, "turns") == []
     assert verify(store, replays=True).faults == {}
     chat.say("go on", recent_events=6)

@@ -12,6 +12,7 @@ import pytest
 from failing import FailingFileSystem
 from packs import recording
 from scripted import Chat, sound
+from upkeep import forget
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
@@ -20,7 +21,6 @@ from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
-from aether_context.store.retention import all_of, carry_out
 from aether_context.store.spool import ASIDE, Spool, SpooledFiles, Write, spool_of
 
 _numbers = itertools.count(1)
@@ -120,14 +120,12 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     (name,) = (name for name in spool.listed("waiting") if spool.read(name)[0] == kept)
     spool.take_out(name, ASIDE)
 
-    gone = all_of(store, "app", "ann", "s1")
-    assert kept in {file.path for file in gone.files}
-    carry_out(store, gone)
+    assert kept in forget(store, "app", "ann", "s1")
     assert [path for path in spool.paths() if "/ann/s1" in path] == []
     assert [path for path in spool.paths() if "/ann/s2" in path] != []
-    carry_out(store, all_of(store, "app", "ann"))
+    forget(store, "app", "ann")
     assert [path for path in spool.paths() if "/ann" in path] == []
-    assert all_of(store, "app", "ann").files == ()
+    assert forget(store, "app", "ann") == []
     assert files._deliver_all()
     assert list(store.manifests()) == [packs["ben", "s1"]]
 

@@ -21,6 +21,7 @@ from failing import FailingFileSystem
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call, sound
+from upkeep import by_kind, delete_older, kind_of
 from wording import FORGOTTEN, MANIFEST
 
 from aether_context import PackPolicy, PackStore, verify
@@ -29,8 +30,6 @@ from aether_context.canonical import hash_json, readable_json
 from aether_context.cli import main
 from aether_context.errors import PackNotFound
 from aether_context.store.files import File, Files
-from aether_context.store.layout import entry_of
-from aether_context.store.retention import carry_out, older_than
 from aether_context.store.spool import Spool, SpooledFiles
 
 
@@ -47,16 +46,6 @@ def talked(store: PackStore, turns: int = 4, **settings: object) -> Chat:
     return chat
 
 
-def everything(store: PackStore) -> dict[str, list[File]]:
-    """The files of a store by their kind."""
-    kinds: dict[str, list[File]] = {}
-    for file in store.files.below(store.files.root):
-        entry = entry_of(file, store.files.root)
-        assert entry is not None, file.path
-        kinds.setdefault(entry.kind, []).append(file)
-    return kinds
-
-
 def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     artifacts = FsspecArtifactService(store.url)
     chat = talked(store, user="Ann Ä", artifacts=artifacts)
@@ -67,7 +56,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     store.write_calibration("shop", "Ann Ä", "model", {"ratio": 1.1})
     store.note_forgotten("shop", "Ann Ä", "old", store.forgotten("shop", "Ann Ä", "old")._replace(packs=[1, 2]))
     assert verify(store, replays=True).faults == {}
-    kinds = everything(store)
+    kinds = by_kind(store)
     assert kinds.keys() == {
         "pack", "replay", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
         "forgotten",
@@ -79,9 +68,8 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             store.files.replace(
                 files[0].path, data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
             )
-            entry = entry_of(files[0], store.files.root)
-            is_of_pack = entry.kind in ("pack", "replay", "outcome")
-            path = entry.place if is_of_pack else files[0].path
+            is_of_pack = kind_of(files[0]) in ("pack", "replay", "outcome")
+            path = files[0].path.rpartition("/")[0] if is_of_pack else files[0].path
             assert store.files.below_base(path) in verify(store).faults, (files[0].path, at)
         store.files.replace(files[0].path, data)
     assert verify(store).faults == {}
@@ -105,7 +93,6 @@ def test_a_pack_in_the_place_of_another_is_told_by_the_next(store: PackStore) ->
 def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
     manifests = packs.talk(store, turns=16)
     assert [one.extends is None for one in manifests].count(True) > 2
-    (owner,) = store.owners()
     second = next(at for at, one in enumerate(manifests) if at and one.extends is None)
     below = store.files.below
 
@@ -121,7 +108,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
 
     store.files.below = aged  # type: ignore[method-assign]
     now = max(file.modified or 0 for file in below(store.files.root))
-    carry_out(store, older_than(store, owner, 30 * 86_400, now))
+    delete_older(store, 30 * 86_400, now)
     assert [one.number for one in store.manifests()] == [*range(second + 1, 17)]
     assert verify(store, replays=True).faults == {}
     assert any(file.name == FORGOTTEN for file in below(store.files.root))
@@ -359,7 +346,7 @@ def test_a_masked_pack_that_keeps_its_summary_where_the_request_is_cut_again_is_
 def test_evidence_that_one_of_two_sessions_lost_is_missed(store: PackStore) -> None:
     for session in ("s1", "s2"):
         talked(store, turns=2, session=session)
-    first, second = everything(store)["record"]
+    first, second = by_kind(store)["record"]
     assert first.path.split("/")[-3] != second.path.split("/")[-3]
     assert verify(store).faults == {}
     store.files.delete(second.path)
