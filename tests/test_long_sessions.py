@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
+from failing import FailingFileSystem
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
@@ -24,12 +25,10 @@ from upkeep import delete_older, forget
 
 from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.history import AgentHistory
-from aether_context.adk.request.recall import Recall
 from aether_context.cli import main
 from aether_context.pack import noted
 from aether_context.reading import Span
-from aether_context.store.turns import TurnFiles
+from aether_context.store.files import Files
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
 QUESTION = "What was the code of the north gate?"
@@ -101,44 +100,56 @@ def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
     assert "Falcon-7731" in partly.sent[-1].human()
 
 
+class WatchedFiles(Files):
+    """Files of a store that name those of turns which are read, of which the next ``missing`` are not there, as where
+    another process has just merged them."""
+
+    turns_read: list[str]
+    missing = 0
+
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if "/turns/" in path:
+            self.turns_read.append(path)
+            if self.missing:
+                self.missing -= 1
+                raise FileNotFoundError(path)
+        return super().read(path, start, end)
+
+
+def watched() -> tuple[PackStore, WatchedFiles]:
+    store = new_store()
+    files = WatchedFiles(store.url)
+    files.turns_read = []
+    return store.through(files), files
+
+
 def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
-    free, bound = long_chat(small(2_000)), long_chat(small(2_000))
+    store, files = watched()
+    free, bound = long_chat(small(2_000)), long_chat(small(2_000), store=store)
     for at, message in enumerate([*messages(50), QUESTION]):
         for session in ("s1", "s2", "s3"):
             free.say(message, session=session, recent_events=12)
-            reads = TurnFiles.read
-            with (
-                patch("aether_context.adk.request.contents._MOST_CONTENTS", 150),
-                patch.object(TurnFiles, "read", autospec=True, side_effect=reads) as read,
-            ):
+            files.turns_read.clear()
+            with patch("aether_context.adk.request.contents._MOST_CONTENTS", 150):
                 bound.say(message, session=session, recent_events=12)
             assert body(bound) == body(free), (session, at)
-            assert read.called or at < 30
-            assert not read.called or at > 20
+            assert files.turns_read or at < 30
     assert "Falcon-7731" in bound.sent[-1].human()
     assert all(manifest.degradations == () for manifest in bound.manifests())
 
 
-def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, late = long_chat(small(3_000), on_error="raise"), long_chat(small(3_000), on_error="raise")
-    jobs: list[Any] = []
-    save, compared = AgentHistory.save, Recall._compared
-
-    async def behind(recall: Recall, read: Any, act: Any) -> Any:
-        while len(jobs) > 6:
-            save(*jobs.pop(0))
-        return await compared(recall, read, act)
-
-    for message in [*messages(60), QUESTION]:
-        prompt.say(message, recent_events=20)
-        with monkeypatch.context() as patched:
-            patched.setattr(AgentHistory, "save", lambda *given: jobs.append(given))
-            patched.setattr(Recall, "_compared", behind)
+def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
+    store = PackStore("failing://late")
+    prompt, late = long_chat(small(3_000)), long_chat(small(3_000), store=store)
+    try:
+        for at, message in enumerate([*messages(60), QUESTION]):
+            prompt.say(message, recent_events=20)
+            FailingFileSystem.down = at % 8 != 0
             late.say(message, recent_events=20)
-            late.manifests()  # waits for what is queued
-        assert body(late) == body(prompt)
-    while jobs:
-        save(*jobs.pop(0))
+            assert body(late) == body(prompt)
+    finally:
+        FailingFileSystem.end()
+    late.manifests()  # waits for what is queued
     late.restart()
     late.say("And of the south gate? " + QUESTION, recent_events=20)
     assert "Falcon-7731" in late.sent[-1].human()
@@ -172,12 +183,12 @@ def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> N
     chat = long_chat(small(3_000))
     chat.say(*messages(60))
     chat.restart()
-    with patch.object(TurnFiles, "add", autospec=True, side_effect=TurnFiles.add) as add:
-        chat.say(*messages(5))
-        chat.manifests()
-    written = [max(call.args[1]) - min(call.args[1]) + 1 for call in add.mock_calls]
-    assert written
-    assert max(written) <= 40
+    stored = {file.path for file in turn_files(chat)}
+    chat.say(*messages(5))
+    chat.manifests()
+    new = [json.loads(text_of(chat, file)) for file in turn_files(chat) if file.path not in stored]
+    assert new
+    assert min(map(len, new)) <= 40
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:
@@ -451,16 +462,13 @@ def test_each_agent_of_a_team_has_its_own() -> None:
 
 
 def test_turns_are_read_though_their_files_are_merged_three_times_meanwhile() -> None:
-    turns = TurnFiles(new_store().files, "shop", "ann", "s1", "", "clerk")
-    stored = {"at": 0, "content": {"role": "user", "parts": [{"text": "Hi"}]}, "digest": "d", "sizes": [2, 2, 2]}
-    turns.add({0: stored})
-    loads = iter([FileNotFoundError] * 3)
-    load = TurnFiles._load
-
-    def merged_meanwhile(*arguments: Any) -> Any:
-        if (error := next(loads, None)) is not None:
-            raise error
-        return load(*arguments)
-
-    with patch.object(TurnFiles, "_load", merged_meanwhile):
-        assert turns.read() == {0: stored}
+    store, files = watched()
+    chat = long_chat(small(2_000), store=store)
+    chat.say(*messages(50), recent_events=12)
+    chat.manifests()
+    chat.restart()
+    files.missing = 3
+    chat.say(QUESTION, recent_events=12)
+    assert files.missing == 0
+    assert "Falcon-7731" in chat.sent[-1].human()
+    assert chat.manifests()[-1].degradations == ()

@@ -16,11 +16,9 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
-from wording import HISTORY, QUOTE_BEGIN, QUOTE_END, QUOTE_OPENING, SUMMARY_TITLE
+from wording import HISTORY, SUMMARY_TITLE
 
 from aether_context import verify, why
-from aether_context.adk.past import _speaker
-from aether_context.adk.request.reader import Reader
 
 
 def weigh(item: str) -> dict[str, Any]:
@@ -169,19 +167,16 @@ def test_an_agent_that_is_shown_no_history_reads_none():
     assert "Wanda" not in str([sent.answers() for sent in chat.sent])
 
 
-def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
-    """Who wrote it is read off the words that ADK puts before another agent's turn."""
-    texts = [
-        f"{QUOTE_OPENING} what stands between {QUOTE_BEGIN} and {QUOTE_END} is quoted",
-        f"[planner] said:\n{QUOTE_BEGIN}\nCode 4711\n{QUOTE_END}",
-    ]
-    quoted = types.UserContent([types.Part(text=text) for text in texts])
-    plain = types.UserContent("My boat is called Wanda.")
-    assert [_speaker(content, "clerk", Reader()) for content in (quoted, plain, types.ModelContent("Noted."))] == [
-        "planner",
-        "user",
-        "clerk",
-    ]
+def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
+    thought = [types.Part(text="Hmm, marmalade.", thought=True), types.Part(text="Yes, the marmot sleeps.")]
+    beside = [types.Part(text="Let me see the marabou."), call("weigh", item="anchor")]
+    chat = Chat(script=[thought, beside, "Done."], tools=[weigh], policy=small(4_000))
+    chat.say("Does the marmot sleep?", "Weigh it.", *turns(30))
+    for query, speaker in (("marmot", "clerk: "), ("marabou", "clerk: "), ("marmalade", "")):
+        chat.llm.script[:] = [search(query), "Found."]
+        chat.say("Look it up.")
+        assert speaker in found(chat)
+        assert "Hmm" not in found(chat)
 
 
 def compacted_session(recent: int | None) -> Chat:

@@ -11,8 +11,6 @@ from unittest.mock import patch
 import numpy as np
 import pytest
 from failing import short_waits
-from google.adk.events.event import Event
-from google.genai import types
 from hypothesis import given
 from hypothesis import strategies as st
 from packs import pack_input
@@ -23,13 +21,9 @@ from wording import FIRST_LINE, SUMMARY_TITLE
 
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import bounds
-from aether_context.adk.call import Contents
-from aether_context.adk.request.history import AgentHistory
-from aether_context.adk.request.reader import Reader
 from aether_context.canonical import hash_text
 from aether_context.pack import Step
-from aether_context.redaction import masker
-from aether_context.retrieval import Entry, query_for, register_embedder
+from aether_context.retrieval import query_for, register_embedder
 from aether_context.retrieval.call_indexes import passages, recalled, turn_entries
 from aether_context.retrieval.embedders import Vectors
 from aether_context.store.replay import Replayer
@@ -132,36 +126,6 @@ def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() 
     assert FACTS[1] in memory_of(first.human())
     assert all(one.human() == first.human() for one in later)
     chat.replays()
-
-
-def said_in(history: list[types.Content], events: list[Event], end: int | None = None) -> list[Entry]:
-    end, known = len(history) if end is None else end, AgentHistory(Reader())
-    known.take(Contents(history), events, end)
-    return known.turns(end, masker(()))
-
-
-def test_turns_are_words_with_an_event_of_their_own() -> None:
-    def content(role: str, text: str) -> types.Content:
-        return types.Content(role=role, parts=[types.Part(text=text)])
-
-    thought = types.Content(role="model", parts=[types.Part(text="hm", thought=True), types.Part(text="Yes.")])
-    called = types.Content(role="model", parts=[types.Part(text="Let me see."), call("look_up", key="a")])
-    spoken = [content("user", "Hello"), thought, content("user", "ok"), called, content("user", "ok")]
-    events = [
-        Event(author="user" if one.role == "user" else "clerk", content=one, timestamp=float(at))
-        for at, one in enumerate(spoken)
-    ]
-    history = [content("model", "a summary of the host's"), *spoken]
-    found = said_in(history, events)
-    assert [(one.id, one.text, one.time, one.speaker) for one in found] == [
-        ("1", "Hello", 0.0, "user"),
-        ("2", "Yes.", 1.0, "clerk"),
-        ("3", "ok", 2.0, "user"),
-        ("5", "ok", 4.0, "user"),
-    ]
-    assert [one.time for one in said_in(history[5:], events)] == [4.0], "a history that lost its beginning"
-    before_the_last = said_in(history, events, end=5)
-    assert [(one.id, one.time) for one in before_the_last][-1] == ("3", 2.0), "words that the request says once more"
 
 
 @given(text=st.text("ab .!?\n", max_size=300), most=st.integers(4, 80))
