@@ -1,11 +1,14 @@
-"""A file system that fails in the ways that stores do, as ``failing://``."""
+"""A file system that fails in the ways that stores do, as ``failing://``, and short waits for services that hang."""
 
 from __future__ import annotations
 
 import errno
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
+from unittest.mock import patch
 
 import fsspec
 from fsspec import AbstractFileSystem
@@ -110,3 +113,13 @@ class FailingFileSystem(AbstractFileSystem):
 
 
 fsspec.register_implementation("failing", FailingFileSystem, clobber=True)
+
+
+@contextmanager
+def short_waits(seconds: float = 0.05) -> Iterator[None]:
+    """For so many seconds a call waits for its memory search, its embedder, and the model of its summaries."""
+    with (
+        patch("aether_context.adk.bounds.Waits.seconds", seconds),
+        patch("aether_context.adk.models.texts.ModelSummarizer.seconds", seconds),
+    ):
+        yield

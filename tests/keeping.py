@@ -13,7 +13,7 @@ from plans import words
 from scripted import Sent
 
 from aether_context.canonical import hash_bytes
-from aether_context.evidence.record import evidence_uri
+from aether_context.evidence import evidence_uri
 
 
 def picture(width: int = 1200, height: int = 900, shade: int = 0) -> bytes:

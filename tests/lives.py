@@ -98,7 +98,7 @@ def lived(life: Life) -> list[dict[str, Any]]:
         status = 1
         try:
             os.close(into)
-            os.environ[FOLDER] = str(house.spool)
+            os.environ[SPOOL_FOLDER] = str(house.spool)
             asyncio.run(live(house, life, lambda said: os.write(out, json.dumps(said).encode() + b"\n")))
             status = 0
         finally:
@@ -191,7 +191,8 @@ def server(folder: Path) -> Iterator[Callable[..., Life]]:
 
 
 if __name__ == "__main__":
-    from aether_context.store.spool import FOLDER
+    from wording import SPOOL_FOLDER
+
     from aether_context.tokens import counter_for
 
     serve(sys.argv[1])

@@ -6,15 +6,16 @@ way the plugin does. `talk`, `chain` and `remembering` are sessions that tests n
 
 from __future__ import annotations
 
+import gzip
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from aether_context.canonical import canonical_json, hash_text
-from aether_context.conversation import Conversation, Decision, strategies_of
+from wording import MANIFEST, OUTCOME, SUMMARY_TITLE
+
+from aether_context.canonical import canonical_json, hash_text, short
+from aether_context.conversation import Conversation, Decision, strategies_of, units
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.strategy import summary_content
-from aether_context.conversation.turns import is_human
 from aether_context.pack import (
     AcceptanceItem,
     Candidate,
@@ -30,7 +31,6 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
-from aether_context.store.pack_file import MANIFEST, OUTCOME, gunzip_bytes, gzip_bytes, replay_name
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -59,6 +59,22 @@ def answered(name: str, call_id: str, text: str) -> Content:
     """A function's response."""
     response = {"id": call_id, "name": name, "response": {"result": text}}
     return content_of_parts("user", [part_of({"function_response": response})])
+
+
+def summarized(text: str) -> Content:
+    """The message that holds a summary."""
+    return said(f"{SUMMARY_TITLE}:\n{text}")
+
+
+def is_human(content: Content) -> bool:
+    """Tells whether a content is somebody's words to the model."""
+    return content.role == "user" and not (content.responses or content.calls or content.agent)
+
+
+def torn(contents: Sequence[Content]) -> list[int]:
+    """The indices of contents with responses that answer no call among the contents."""
+    singles = [unit.indices[0] for unit in units(contents) if unit.kind == "message"]
+    return [index for index in singles if contents[index].responses]
 
 
 def tool(name: str, purpose: str = "does its work") -> Tool:
@@ -167,7 +183,7 @@ def changed(given: PackInput, **fields: Any) -> PackInput:
 
 def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str, str]:
     """The paths of a pack's manifest, of its replay file, and of its outcome, which need not be there."""
-    names = (MANIFEST, replay_name(manifest.replay_bytes), OUTCOME)
+    names = (MANIFEST, f"replay-{short(manifest.replay_bytes)}.json.gz", OUTCOME)
     first, second, third = (f"{store.place(manifest)}/{name}" for name in names)
     return first, second, third
 
@@ -176,10 +192,10 @@ def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes],
     """Changes a file of a pack: 0 the manifest, 1 what is in the replay file, 2 the outcome."""
     path = paths_of(store, manifest)[file]
     data = store.files.read(path)
-    text = gunzip_bytes(data) if file == 1 else data
+    text = gzip.decompress(data) if file == 1 else data
     changed = way(text)
     assert changed != text
-    store.files.replace(path, gzip_bytes(changed) if file == 1 else changed)
+    store.files.replace(path, gzip.compress(changed) if file == 1 else changed)
 
 
 def write(store: PackStore, pack: Pack, policy: PackPolicy | None = None, tip: Tip | None = None) -> Manifest:
@@ -328,4 +344,4 @@ def rendered(conversation: Conversation, decision: Decision) -> tuple[Content, .
     if not left.recap.summary:
         return left.contents
     at = sum(index < min(decision.forms, default=0) for index in staying(conversation, decision))
-    return (*left.contents[:at], summary_content(left.recap.summary), *left.contents[at:])
+    return (*left.contents[:at], summarized(left.recap.summary), *left.contents[at:])

@@ -16,9 +16,9 @@ from pathlib import Path
 from typing import Any
 
 import packs
+from packs import is_human
 
 from aether_context.canonical import canonical_json, hash_text
-from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Identity, PackInput, Tool
 from aether_context.policy import PackPolicy
 from aether_context.state import read_state

@@ -34,9 +34,10 @@ from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.artifact_tools import ReaderTool
 from aether_context.store.replay import Replayer
 
+READERS = ("read_artifact", "search_artifact")
+"""The tools that the package declares where a request names evidence."""
 _numbers = itertools.count(1)
 
 
@@ -106,7 +107,7 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
     tools = list(config.tools or ()) if config is not None else []
     functions = [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
     names = [one.name or "" for tool in functions for one in tool.function_declarations or ()]
-    readers = tuple(name for name, tool in request.tools_dict.items() if isinstance(tool, ReaderTool))
+    readers = tuple(name for name in request.tools_dict if name in READERS)
     return Sent(
         model=request.model or "",
         agent=agent,

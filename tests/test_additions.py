@@ -12,8 +12,7 @@ from google.adk.tools import google_search
 from google.genai import types
 from plans import NARROW, planned, small, turns
 from scripted import Chat, call, delete_all, look_up, send_mail
-
-from aether_context.text.entities import HISTORY
+from wording import HISTORY
 
 READERS = ("read_artifact", "search_artifact")
 JSON = {"response_mime_type": "application/json"}

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 from collections import Counter
+from collections.abc import Mapping
+from itertools import accumulate
 
 import pytest
 from google.adk.agents import LlmAgent
@@ -16,11 +19,17 @@ from scripted import Chat, Scripted, call, exact, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.arms import arm_of
 from aether_context.errors import PolicyError
 
 SMALL = PackPolicy(max_input_tokens=2_000)
 SHARES = {"chat": 0.5, "cost_first": 0.4, "observe": 0.1}
+
+
+def arm_of(session: str, shares: Mapping[str, float]) -> str:
+    """The arm of a session, by the first 12 digits of the SHA-256 of its id."""
+    point = int(hashlib.sha256(session.encode()).hexdigest()[:12], 16) / 16**12
+    ends = accumulate(shares.values())
+    return next(name for name, end in zip(shares, ends, strict=True) if point < end)
 
 
 def listing() -> str:

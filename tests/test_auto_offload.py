@@ -18,9 +18,8 @@ from pydantic import BaseModel
 from scripted import Chat, Failure, Scripted, call, results, state_of
 
 from aether_context import PackPolicy
-from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.tools import context_tools, evidence_tools, memory_tools, planning_tools
-from aether_context.evidence.offload import offload
+from aether_context.adk import HybridMemoryService, context_tools, evidence_tools, memory_tools, planning_tools
+from aether_context.evidence import offload
 
 ROWS = [f"2025-01-01 10:{at // 60:02d}:{at % 60:02d} INFO step {at} took {at * 37 % 1009} ms" for at in range(120)]
 ROWS[70] = "2025-01-01 10:01:10 INFO the retention period is 41 days"

@@ -8,9 +8,9 @@ import random
 import threading
 from collections.abc import Iterator
 from typing import Any
-from unittest.mock import patch
 
 import pytest
+from failing import short_waits
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from matrix import but_slow, part_slow
@@ -20,10 +20,9 @@ from timing import lines_of
 
 from aether_context import PackPolicy
 from aether_context.adk import bounds, packer
-from aether_context.adk.bounds import Waits, take_turn
-from aether_context.conversation import strategy_names, units
+from aether_context.adk.bounds import take_turn
+from aether_context.conversation import normalize, strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.normalization import normalize
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Content, Pack, PackInput
 from aether_context.packing import build_pack
@@ -88,7 +87,7 @@ def test_who_waits_for_a_turn_sleeps_until_it_comes_and_none_who_gives_up_holds_
         assert served == [number for number in range(60) if number not in (1, 7, 8, 59)]
 
 
-@patch.object(Waits, "seconds", 0.05)
+@short_waits()
 def test_a_memory_service_that_swallows_its_cancellation_costs_its_deadline() -> None:
     async def run() -> None:
         memory = Stubborn()

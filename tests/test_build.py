@@ -12,13 +12,12 @@ import packs
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import MEMORIES, Session, evidence, lines, memory, pack_input, said, tool
+from packs import MEMORIES, Session, evidence, lines, memory, pack_input, said, tool, torn
 from packs import said as message
 from scripted import was_cut
 
 from aether_context import PackPolicy, build_pack
 from aether_context.canonical import hash_text
-from aether_context.conversation.turns import torn
 from aether_context.errors import ContextOptimizationError, StepTooLarge
 from aether_context.pack import FLEXIBLE_LAYERS, LAYERS, AcceptanceItem, Content, Pack, Signals, Step, Tool
 from aether_context.packing.allocation import allocate, project, weigh
@@ -41,7 +40,7 @@ def sent_text(pack: Pack) -> str:
 def accounted(pack: Pack) -> None:
     """What must hold of every pack."""
     assert sum(layer.final for layer in pack.allocation.layers.values()) <= pack.allocation.window
-    assert torn([one.content for one in pack.contents]) == ()
+    assert torn([one.content for one in pack.contents]) == []
     names = [fate.id for fate in pack.rows]
     assert len(names) == len(set(names))
     assert len(names) == len(pack.source.request.contents) + len(pack.source.candidates)

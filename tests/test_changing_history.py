@@ -12,7 +12,6 @@ from google.genai import types
 from plans import PLAN, loop, messages, planned, small, turns
 from scripted import Chat, faults, look_up, set_state, was_cut
 
-from aether_context.store.recording import request_json
 from aether_context.store.replay import Replayer
 
 
@@ -101,7 +100,7 @@ def test_an_edit_in_the_middle_of_a_tool_loop_is_seen(position: int) -> None:
     assert chat.sent[4].wires == chat.raw[4].wires
     manifest = chat.manifests()[4]
     replayed = Replayer(chat.store).replay(manifest)
-    assert ("edited" in request_json(replayed.pack)) == ("edited" in "".join(chat.sent[4].wires))
+    assert ("edited" in replayed.request) == ("edited" in "".join(chat.sent[4].wires))
 
 
 @pytest.mark.parametrize("field", ["description", "schema", "new"])

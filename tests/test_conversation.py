@@ -6,12 +6,11 @@ import json
 
 from hypothesis import given
 from hypothesis import strategies as st
-from packs import answers, calls, said
+from packs import answers, calls, said, torn
 
 from aether_context.conversation import units
 from aether_context.conversation.content_json import part_of
-from aether_context.conversation.epoch import as_ranges
-from aether_context.conversation.turns import cut, protected, torn
+from aether_context.conversation.turns import cut, protected
 from aether_context.pack import Content
 
 
@@ -126,7 +125,7 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
     kept = [content for at, content in enumerate(contents) if at not in gone]
     assert kept[0].role == "user"
     assert not kept[0].responses
-    assert torn(kept) == ()
+    assert torn(kept) == []
     for unit in parts:
         assert len(gone.intersection(unit.indices)) in (0, len(unit.indices))
     left = sum(cost for at, cost in enumerate(tokens) if at not in gone)
@@ -135,13 +134,6 @@ def test_a_cut_leaves_a_valid_history_and_never_more_than_it_can(names, target, 
         assert all(set(unit.indices) <= gone for unit in free if unit.kind != "human")
     if sum(tokens) <= target:
         assert not gone
-
-
-@given(st.sets(st.integers(0, 200)))
-def test_ranges_hold_their_indices(indices):
-    ranges = as_ranges(indices)
-    assert {at for start, stop in ranges for at in range(start, stop)} == indices
-    assert all(one[1] < other[0] for one, other in zip(ranges, ranges[1:], strict=False))
 
 
 def test_a_content_keeps_what_it_does_not_know():

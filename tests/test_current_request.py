@@ -4,6 +4,7 @@ for one call is taken for it."""
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 import pytest
@@ -17,9 +18,7 @@ from teams import DEPRECATED, Counting, agent
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.reader import Reader
 from aether_context.errors import StoreError
-from aether_context.evidence.record import message_uri
 
 ORDERS = "\n".join(f"parcel {at * 7919 % 10007} to dock {at % 9} weighs {at * 37 % 101} kg" for at in range(34))
 
@@ -54,7 +53,9 @@ def test_the_middle_that_a_long_request_lost_is_read_in_the_same_turn(kind, reda
     """A model may ask for it before the pack is in the store."""
     request = "\n".join(f"row {at}: parcel {at * 7919 % 10007} to dock {at % 9}" for at in range(900))
     policy, store = small(8_000, redact=redact), kind(f"memory://long-{kind.__name__}-{len(redact)}")
-    address = message_uri(Reader().content(types.UserContent(request), "").digest)
+    before = Chat(["Read."], [ledger(1)], policy=policy)
+    before.say(request)
+    (address,) = {*re.findall(r"artifact://messages/\w+\.txt", before.sent[0].text)}
     script = [call("search_artifact", uri=address, query="row 471:"), "Read."]
     chat = Chat(script, [ledger(1)], plugin=ContextPackPlugin(policy=policy, store=store))
     events = chat.say(request)

@@ -11,10 +11,11 @@ from google.genai import types
 from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, inside, look_up, was_cut
+from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
+from aether_context.conversation.summary import Recap, recap
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
 from aether_context.text.entities import mentions

@@ -15,7 +15,7 @@ from aether_context import PackPolicy
 from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
 from aether_context.tokens.model_limits import listed_models, model_window
-from aether_context.usage.prices import WORKING_TOKENS, working_window
+from aether_context.usage.prices import working_window
 
 
 def document(lines: int) -> str:
@@ -43,11 +43,11 @@ def test_a_model_whose_price_doubles_sooner_has_less() -> None:
         for info in provider.models:
             for prices in [info.prices] if not isinstance(info.prices, list) else [one.prices for one in info.prices]:
                 tiers = getattr(prices.input_mtok, "tiers", ())
-                if tiers and min(tier.start for tier in tiers) < WORKING_TOKENS:
+                if tiers and min(tier.start for tier in tiers) < 128_000:
                     cheaper.add(f"{provider.id}/{info.id}")
     known = [name for name in cheaper if listed_models(name)]
     assert known
-    assert all(working_window(name) < WORKING_TOKENS for name in known)
+    assert all(working_window(name) < 128_000 for name in known)
 
 
 def test_a_call_that_needs_more_takes_more_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

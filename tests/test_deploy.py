@@ -9,9 +9,9 @@ from pathlib import Path
 import yaml
 from click.testing import CliRunner
 from google.adk.cli.cli_tools_click import cli_api_server
+from wording import SPOOL_FOLDER
 
 from aether_context.cli import main
-from aether_context.store.spool import FOLDER
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -23,7 +23,7 @@ def fences(kind: str) -> list[str]:
 
 
 (DOCKERFILE,) = fences("dockerfile")
-SPOOL = re.search(rf"{FOLDER}=(\S+)", DOCKERFILE)[1]
+SPOOL = re.search(rf"{SPOOL_FOLDER}=(\S+)", DOCKERFILE)[1]
 
 
 def test_the_image_installs_extras_that_there_are_and_runs_as_nobody_special() -> None:

@@ -21,9 +21,8 @@ from failing import FailingFileSystem
 from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, call, faults, grow
 
-from aether_context import PackPolicy, PackStore
-from aether_context.evidence.media import _MOST_MEDIA, media_in
-from aether_context.store.verification import verify
+from aether_context import PackPolicy, PackStore, verify
+from aether_context.evidence.media import media_in
 
 RANDOM = random.Random(7)
 IMAGE = b"\x89PNG\r\n\x1a\n" + RANDOM.randbytes(30_000)
@@ -331,7 +330,7 @@ def test_secrets_are_not_decoded():
 
 
 def test_of_very_many_pictures_the_largest_get_addresses():
-    icons = [b"GIF89a" + RANDOM.randbytes(400 + 3 * at) for at in range(_MOST_MEDIA + 20)]
+    icons = [b"GIF89a" + RANDOM.randbytes(400 + 3 * at) for at in range(64 + 20)]
     text = "\n".join(f"<img src='data:image/gif;base64,{base64.b64encode(icon).decode()}'>" for icon in icons)
     assert stored(talk_of(f"{text}\n{READING}", policy=PackPolicy(max_input_tokens=1_000_000))) == icons[20:]
 

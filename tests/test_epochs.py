@@ -6,9 +6,9 @@ from typing import Any
 
 from restarting import Restarting
 from scripted import Chat, call, exact, new_store
+from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
-from aether_context.conversation.summary import SUMMARY_TITLE
 from aether_context.store import Manifest
 
 WINDOW = 3_000

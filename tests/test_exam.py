@@ -16,9 +16,8 @@ from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
 from aether_context.cli import main
-from aether_context.exam import hold_exam, questions
-from aether_context.exam.marking import DISTANCES, LAST
-from aether_context.exam.questions import Question, lines_of, plain_text
+from aether_context.exam import Question, hold_exam, questions
+from aether_context.exam.questions import lines_of, plain_text
 from aether_context.pack import Content, Part
 
 
@@ -276,8 +275,8 @@ def test_a_rewritten_history_keeps_its_distances(rewrite: str) -> None:
         compacted.append(True)
     chat.say("Never rename a public function.", "And now?")
     total = hold_exam(chat.store).total
-    assert total.count("whole", kind="order", distance=LAST) == 2
-    marks = {at: total.count("whole", kind="order", distance=at) for at in DISTANCES.values()}
+    assert total.count("whole", kind="order", distance="the last call") == 2
+    marks = {at: total.count("whole", kind="order", distance=at) for at in ("up to 8 calls", "up to 25 calls")}
     assert marks["up to 8 calls"] == 9, "eight of the first order, one of the second"
     assert marks["up to 25 calls"] == 4, "of the first order alone"
 

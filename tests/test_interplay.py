@@ -33,8 +33,7 @@ from google.genai import types
 from plans import planned
 from scripted import Chat, Scripted, Sent, call, faults
 
-from aether_context import Manifest, PackPolicy
-from aether_context.store.verification import Verifier
+from aether_context import Manifest, PackPolicy, verify
 
 
 def read_page(name: str) -> str:
@@ -59,10 +58,8 @@ def checked(chat: Chat, marks: str = r"[a-z]+_\d+") -> list[Manifest]:
         assert faults(left.contents) == [] or begins_with_adks_own(raw, left)
         assert marked(left, marks) <= marked(raw, marks), "words that ADK does not show to this agent at this call"
     chat.replays()
-    verifier = Verifier(chat.store)
-    found = [verifier.fault(place) for place in sorted(chat.store.places())]
-    assert len(found) == len(chat.sent)
-    assert set(found) == {""}
+    found = verify(chat.store)
+    assert (found.packs, found.faults) == (len(chat.sent), {})
     assert grown(chat) > 0
     return chat.manifests()
 

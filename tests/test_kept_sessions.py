@@ -20,10 +20,10 @@ from keeping import address, message, picture, read_of, skill, state, write_todo
 from matrix import but_slow
 from plans import PLAN, planned
 from scripted import Chat, Scripted, Sent, call
+from wording import READ
 
 from aether_context import Manifest, PackPolicy
 from aether_context.canonical import hash_bytes
-from aether_context.evidence.record import READ
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
 WINDOWS = (8_000, 16_000, 32_000, 64_000, 128_000)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
+from failing import FailingFileSystem
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
@@ -18,19 +21,14 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
 from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
+from upkeep import delete_older, forget
 
-from aether_context import PackPolicy, PackStore, why
+from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.request.history import AgentHistory
-from aether_context.adk.request.recall import Recall
-from aether_context.cli.commands import main
+from aether_context.cli import main
 from aether_context.pack import noted
-from aether_context.packing.payload import minute
 from aether_context.reading import Span
-from aether_context.store.pack_file import gunzip_bytes
-from aether_context.store.retention import all_of, carry_out, older_than
-from aether_context.store.turns import TurnFiles
-from aether_context.store.verification import verify
+from aether_context.store.files import Files
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
 QUESTION = "What was the code of the north gate?"
@@ -102,44 +100,56 @@ def test_a_restart_and_another_worker_in_the_middle_change_nothing() -> None:
     assert "Falcon-7731" in partly.sent[-1].human()
 
 
+class WatchedFiles(Files):
+    """Files of a store that name those of turns which are read, of which the next ``missing`` are not there, as where
+    another process has just merged them."""
+
+    turns_read: list[str]
+    missing = 0
+
+    def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
+        if "/turns/" in path:
+            self.turns_read.append(path)
+            if self.missing:
+                self.missing -= 1
+                raise FileNotFoundError(path)
+        return super().read(path, start, end)
+
+
+def watched() -> tuple[PackStore, WatchedFiles]:
+    store = new_store()
+    files = WatchedFiles(store.url)
+    files.turns_read = []
+    return store.through(files), files
+
+
 def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
-    free, bound = long_chat(small(2_000)), long_chat(small(2_000))
+    store, files = watched()
+    free, bound = long_chat(small(2_000)), long_chat(small(2_000), store=store)
     for at, message in enumerate([*messages(50), QUESTION]):
         for session in ("s1", "s2", "s3"):
             free.say(message, session=session, recent_events=12)
-            reads = TurnFiles.read
-            with (
-                patch("aether_context.adk.request.contents._MOST_CONTENTS", 150),
-                patch.object(TurnFiles, "read", autospec=True, side_effect=reads) as read,
-            ):
+            files.turns_read.clear()
+            with patch("aether_context.adk.request.contents._MOST_CONTENTS", 150):
                 bound.say(message, session=session, recent_events=12)
             assert body(bound) == body(free), (session, at)
-            assert read.called or at < 30
-            assert not read.called or at > 20
+            assert files.turns_read or at < 30
     assert "Falcon-7731" in bound.sent[-1].human()
     assert all(manifest.degradations == () for manifest in bound.manifests())
 
 
-def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, late = long_chat(small(3_000), on_error="raise"), long_chat(small(3_000), on_error="raise")
-    jobs: list[Any] = []
-    save, compared = AgentHistory.save, Recall._compared
-
-    async def behind(recall: Recall, read: Any, act: Any) -> Any:
-        while len(jobs) > 6:
-            save(*jobs.pop(0))
-        return await compared(recall, read, act)
-
-    for message in [*messages(60), QUESTION]:
-        prompt.say(message, recent_events=20)
-        with monkeypatch.context() as patched:
-            patched.setattr(AgentHistory, "save", lambda *given: jobs.append(given))
-            patched.setattr(Recall, "_compared", behind)
+def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
+    store = PackStore("failing://late")
+    prompt, late = long_chat(small(3_000)), long_chat(small(3_000), store=store)
+    try:
+        for at, message in enumerate([*messages(60), QUESTION]):
+            prompt.say(message, recent_events=20)
+            FailingFileSystem.down = at % 8 != 0
             late.say(message, recent_events=20)
-            late.manifests()  # waits for what is queued
-        assert body(late) == body(prompt)
-    while jobs:
-        save(*jobs.pop(0))
+            assert body(late) == body(prompt)
+    finally:
+        FailingFileSystem.end()
+    late.manifests()  # waits for what is queued
     late.restart()
     late.say("And of the south gate? " + QUESTION, recent_events=20)
     assert "Falcon-7731" in late.sent[-1].human()
@@ -148,7 +158,7 @@ def test_what_is_written_late_takes_nothing_from_the_calls_since(monkeypatch: py
 
 def text_of(chat: Chat, file: Any) -> bytes:
     """The JSON in a file of turns, behind the line with its hash."""
-    return gunzip_bytes(chat.store.files.read(file.path)).partition(b"\n")[2]
+    return gzip.decompress(chat.store.files.read(file.path)).partition(b"\n")[2]
 
 
 def turn_files(chat: Chat) -> list[Any]:
@@ -173,12 +183,12 @@ def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> N
     chat = long_chat(small(3_000))
     chat.say(*messages(60))
     chat.restart()
-    with patch.object(TurnFiles, "add", autospec=True, side_effect=TurnFiles.add) as add:
-        chat.say(*messages(5))
-        chat.manifests()
-    written = [max(call.args[1]) - min(call.args[1]) + 1 for call in add.mock_calls]
-    assert written
-    assert max(written) <= 40
+    stored = {file.path for file in turn_files(chat)}
+    chat.say(*messages(5))
+    chat.manifests()
+    new = [json.loads(text_of(chat, file)) for file in turn_files(chat) if file.path not in stored]
+    assert new
+    assert min(map(len, new)) <= 40
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:
@@ -210,8 +220,7 @@ def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_
         chat.say(message, recent_events=20)
     epoch = chat.manifests()[-1].epoch
     written = [file.modified for file in turn_files(chat)]
-    (owner,) = chat.store.owners()
-    carry_out(chat.store, older_than(chat.store, owner, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0))
+    delete_older(chat.store, 1.0, max(written) + 9.0 if is_idle else min(written) + 1.0)
     assert len(turn_files(chat)) == (0 if is_idle else len(written) - 1)
     chat.say(QUESTION, recent_events=20)
     assert "Falcon-7731" in chat.sent[-1].human()
@@ -264,7 +273,7 @@ def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() ->
     chat.store.files.replace(file.path, data[:-1] + bytes([data[-1] ^ 1]))
     assert list(verify(chat.store).faults) == [file.path.removeprefix(f"{chat.store.files.root}/")]
     chat.store.files.replace(file.path, data)
-    carry_out(chat.store, all_of(chat.store, "shop", "ann", "s1"))
+    forget(chat.store, "shop", "ann", "s1")
     assert turn_files(chat) == []
     assert chat.manifests()
 
@@ -288,10 +297,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     for message in [*messages(119), QUESTION, *messages(125)[120:]]:
         chat.say(message, recent_events=30)
     oldest = min(file.modified for file in turn_files(chat))
-    (owner,) = chat.store.owners()
-    removed = older_than(chat.store, owner, 1.0, oldest + 0.999)
-    assert not any("/turns/" in file.path for file in removed.files)
-    carry_out(chat.store, removed)
+    assert not any("/turns/" in path for path in delete_older(chat.store, 1.0, oldest + 0.999))
     calls = [manifest.number for manifest in chat.manifests()]
     assert calls == list(range(calls[0], 126))
     assert calls[0] > 20
@@ -315,8 +321,9 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     (again,) = [place for place in code.places if place.kind == "recalled turn"]
     assert again.id == f"turn_{code.places[0].id}"
     assert [span.first for span in again.spans if span.holds] == [120]
+    said_at = datetime.fromtimestamp(code.places[0].time or 0, UTC)
     shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
-    assert f"message of user, for clerk in session s1, {minute(code.places[0].time or 0)}\n" in shown
+    assert f"message of user, for clerk in session s1, {said_at:%Y-%m-%d %H:%M}\n" in shown
     lost = why(chat.store, "Falcon-8842")
     assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)
 
@@ -455,16 +462,13 @@ def test_each_agent_of_a_team_has_its_own() -> None:
 
 
 def test_turns_are_read_though_their_files_are_merged_three_times_meanwhile() -> None:
-    turns = TurnFiles(new_store().files, "shop", "ann", "s1", "", "clerk")
-    stored = {"at": 0, "content": {"role": "user", "parts": [{"text": "Hi"}]}, "digest": "d", "sizes": [2, 2, 2]}
-    turns.add({0: stored})
-    loads = iter([FileNotFoundError] * 3)
-    load = TurnFiles._load
-
-    def merged_meanwhile(*arguments: Any) -> Any:
-        if (error := next(loads, None)) is not None:
-            raise error
-        return load(*arguments)
-
-    with patch.object(TurnFiles, "_load", merged_meanwhile):
-        assert turns.read() == {0: stored}
+    store, files = watched()
+    chat = long_chat(small(2_000), store=store)
+    chat.say(*messages(50), recent_events=12)
+    chat.manifests()
+    chat.restart()
+    files.missing = 3
+    chat.say(QUESTION, recent_events=12)
+    assert files.missing == 0
+    assert "Falcon-7731" in chat.sent[-1].human()
+    assert chat.manifests()[-1].degradations == ()

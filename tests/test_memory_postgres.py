@@ -61,9 +61,9 @@ def names(service: HybridMemoryService, user: str = "ann", query: str = "code ke
 
 def test_no_way_of_finding_candidates_reaches_another_owner(postgres: Server, monkeypatch: pytest.MonkeyPatch) -> None:
     """Not even where hashes of owners begin alike, as the terms do then that the index over words holds."""
-    from aether_context.memory.records import owner_of
 
-    monkeypatch.setattr("aether_context.memory.library.owner_of", lambda app, user: "0" * 24 + owner_of(app, user)[:8])
+    hashes = {"ann": "a1" * 4, "ben": "b2" * 4, "cay": "c3" * 4}
+    monkeypatch.setattr("aether_context.memory.library.owner_of", lambda app, user: "0" * 24 + hashes[user])
     service = HybridMemoryService(postgres.uri())
     for user in ("ann", "ben", "cay"):
         said = [Memory(name=f"{user}{at}", text=f"The code of {user} is number{at}.") for at in range(40)]

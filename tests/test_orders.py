@@ -8,9 +8,10 @@ import pytest
 from packs import said
 from plans import small, turns
 from scripted import Chat
+from wording import ORDERS_TITLE, SUMMARY_TITLE
 
-from aether_context.conversation.orders import TITLE, standing_orders
-from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
+from aether_context.conversation.orders import standing_orders
+from aether_context.conversation.summary import Recap, recap
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -257,11 +258,11 @@ def test_of_equal_orders_and_of_those_that_exclude_each_other_the_latest_stays()
 
 def test_orders_come_first_are_bounded_and_stay_while_the_summary_grows():
     text = recap([said("Never push to main."), said("My dog is Rex.")], [], Recap(), max_tokens=400, counter=COUNTER)
-    assert text.startswith(f"{TITLE}\n  Never push to main.\n- user: My dog is Rex.")
+    assert text.startswith(f"{ORDERS_TITLE}\n  Never push to main.\n- user: My dog is Rex.")
     later = recap([said("I live in Bern.")], [], Recap(text), max_tokens=400, counter=COUNTER)
     assert later.startswith(text), "a cut without an order ends no prefix"
     more = recap([said("Always use tabs.")], [], Recap(later), max_tokens=400, counter=COUNTER)
-    assert more.startswith(f"{TITLE}\n  Never push to main.\n  Always use tabs.\n- user: My dog is Rex.")
+    assert more.startswith(f"{ORDERS_TITLE}\n  Never push to main.\n  Always use tabs.\n- user: My dog is Rex.")
     many = recap(
         [said(f"Never touch the folder box{at}.") for at in range(99)], [], Recap(), max_tokens=400, counter=COUNTER
     )
@@ -283,17 +284,17 @@ def test_an_order_is_in_every_request_after_its_cut_and_gone_when_it_is_taken_ba
     assert len(summaries) > 5
     for text in summaries:
         summary = text[text.index(SUMMARY_TITLE) :]
-        assert summary.split("\n")[1:3] == [TITLE, "  I would only want e2e tests for AgentSession."]
+        assert summary.split("\n")[1:3] == [ORDERS_TITLE, "  I would only want e2e tests for AgentSession."]
     chat.say("You don't need to use only e2e tests for AgentSession any more.", *turns(30))
-    assert TITLE not in chat.sent[-1].text
+    assert ORDERS_TITLE not in chat.sent[-1].text
 
 
 def test_a_summary_holds_the_new_value_alone():
     chat = Chat(policy=small(3_000))
     chat.say("Hello. From now on, always answer in French.", *turns(20))
-    assert f"{TITLE}\n  From now on, always answer in French.\n" in chat.sent[-1].text
+    assert f"{ORDERS_TITLE}\n  From now on, always answer in French.\n" in chat.sent[-1].text
     chat.say("You can go back to English now.", *turns(20))
-    assert f"{TITLE}\n  You can go back to English now.\n-" in chat.sent[-1].text
+    assert f"{ORDERS_TITLE}\n  You can go back to English now.\n-" in chat.sent[-1].text
 
 
 def test_of_a_long_message_whole_sentences_are_read() -> None:

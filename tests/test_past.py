@@ -16,14 +16,11 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
+from wording import BEGIN, END, HISTORY, OPENING, SUMMARY_TITLE
 
+from aether_context import verify, why
 from aether_context.adk.past import _speaker
 from aether_context.adk.request.reader import Reader
-from aether_context.conversation.quotes import BEGIN, END, OPENING
-from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.reading.why import why
-from aether_context.store.verification import verify
-from aether_context.text.entities import HISTORY
 
 
 def weigh(item: str) -> dict[str, Any]:
@@ -170,6 +167,18 @@ def test_an_agent_that_is_shown_no_history_reads_none():
     model.script[:] = [search("Wanda"), "Found."]
     chat.say("And my boat?")
     assert "Wanda" not in str([sent.answers() for sent in chat.sent])
+
+
+def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
+    thought = [types.Part(text="Hmm, marmalade.", thought=True), types.Part(text="Yes, the marmot sleeps.")]
+    beside = [types.Part(text="Let me see the marabou."), call("weigh", item="anchor")]
+    chat = Chat(script=[thought, beside, "Done."], tools=[weigh], policy=small(4_000))
+    chat.say("Does the marmot sleep?", "Weigh it.", *turns(30))
+    for query, speaker in (("marmot", "clerk: "), ("marabou", "clerk: "), ("marmalade", "")):
+        chat.llm.script[:] = [search(query), "Found."]
+        chat.say("Look it up.")
+        assert speaker in found(chat)
+        assert "Hmm" not in found(chat)
 
 
 def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():

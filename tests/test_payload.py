@@ -7,19 +7,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 from plans import PLAN, planned
 from scripted import Chat
+from wording import FIRST_LINE, HEADERS
 
 from aether_context import PackPolicy
 from aether_context.canonical import hash_text
 from aether_context.conversation.summary import summary_message
 from aether_context.pack import AcceptanceItem, Candidate, Step, Tool
-from aether_context.packing.payload import (
-    FIRST_LINE,
-    HEADERS,
-    SYSTEM_CONTRACT,
-    evidence_line,
-    memory_line,
-    payload_text,
-)
+from aether_context.packing.payload import SYSTEM_CONTRACT, evidence_line, memory_line, payload_text
 from aether_context.policy import PayloadSettings
 
 STEP = Step(

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from scripted import Chat, call, delete_all, look_up, send_mail, set_state
 
 from aether_context import PackPolicy
-from aether_context.adk.failures import InvalidPlan
+from aether_context.errors import PolicyError
 from aether_context.state import read_state
 from aether_context.state.board import TaskBoard, change_plan
 
@@ -141,7 +141,7 @@ def test_tools_that_cannot_be_read_are_none_and_the_plan_is_invalid(tools: Any) 
         assert chat.manifests()[0].validity == "invalid"
         with pytest.raises(RuntimeError) as caught:
             told({"step": {**STEP, "tools": tools}}, policy=PackPolicy(on_invalid="raise"))
-        assert isinstance(caught.value.__cause__, InvalidPlan)
+        assert isinstance(caught.value.__cause__, PolicyError)
 
 
 @pytest.mark.parametrize("tools", [None, [], "", "all", "*"], ids=repr)
@@ -175,7 +175,7 @@ def test_a_broken_step_is_invalid_and_its_scope_is_closed(plan: Any, caplog: pyt
     assert sum("the plan is invalid" in record.getMessage() for record in caplog.records) == 1
     with pytest.raises(RuntimeError) as caught:
         told(plan, policy=PackPolicy(on_invalid="raise"))
-    assert isinstance(caught.value.__cause__, InvalidPlan)
+    assert isinstance(caught.value.__cause__, PolicyError)
     chat = Chat(state={"plan": plan}, tools=TOOLS, policy=PackPolicy(on_invalid="respond"))
     (event,) = chat.say("go")
     assert event.error_code == "invalid_plan"

@@ -24,11 +24,8 @@ from scripted import Chat, big_file, call, look_up
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
 from aether_context.adk.preview import preview, read_session
-from aether_context.adk.services.recorder import Recorder
 from aether_context.cli import main
 from aether_context.errors import SessionError
-from aether_context.store.recording import request_json
-from aether_context.store.replay import Replayer
 
 PLAN = {
     "task": "Write the guide",
@@ -104,22 +101,24 @@ def test_the_command_takes_an_evalset_and_names_the_cases_that_it_has(evalset_pa
     assert "it has 'recorded', 'by_hand'" in run(str(evalset_path), "--case", "lost", code=3).output
 
 
+def files(chat: Chat) -> list[str]:
+    chat.manifests()  # waits for what is queued
+    return sorted(file.path for file in chat.store.files.below(chat.store.files.root))
+
+
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
-def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None:
     messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
     chat, session = chatted(*messages, state=state, script=["hi", call("look_up", key="a"), "found"])
-    queued: list[object] = []
-    with monkeypatch.context() as patched:
-        patched.setattr(Recorder, "later", lambda _, job: queued.append(job))
-        called = {"system": "You help.", "tools": [look_up, big_file]}
-        pack, _ = preview(session, policy=POLICY, message="Which rules?", **called)
-    assert not queued
+    called = {"system": "You help.", "tools": [look_up, big_file]}
+    before = files(chat)
+    pack, _ = preview(session, policy=POLICY, message="Which rules?", **called)
+    assert files(chat) == before
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]
     assert pack.checksum == manifest.checksum
     assert abs(pack.tokens.expected - manifest.request_tokens) <= 0.03 * manifest.request_tokens
-    sent = Replayer(chat.store).replay(manifest)
-    assert request_json(pack) == sent.request
+    chat.replays()
 
 
 def long_session(**more: Any) -> tuple[Chat, Session]:
@@ -140,7 +139,13 @@ LONG = "And this is what I know of it: " + "the order was shipped on time, as ag
 def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> None:
     chat, session = long_session(conversation={"strategy": strategy, "compact_at": 0.8})
     (found,) = preview_strategies(
-        session, policy=chat.policy, strategies=[strategy], message=LONG, model=chat.model, system="You help.", tools=[look_up]
+        session,
+        policy=chat.policy,
+        strategies=[strategy],
+        message=LONG,
+        model=chat.model,
+        system="You help.",
+        tools=[look_up],
     )
     assert chat.manifests()[-1].strategy_acts == ()
     chat.say(LONG)

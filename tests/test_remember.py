@@ -18,7 +18,6 @@ from scripted import Chat, Scripted, call
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
-from aether_context.adk.services import memory
 from aether_context.memory import Memory
 
 REMEMBER = PackPolicy(retrieval={"remember": True})
@@ -279,7 +278,7 @@ class Slow(Deltas):
 
 
 def test_a_slow_service_is_waited_for_behind_the_run_and_given_nothing_twice(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(memory, "_SECONDS", 0.05)
+    monkeypatch.setattr("aether_context.adk.services.memory._SECONDS", 0.05)
     service = Slow()
     chat = Chat(script=["Noted.", "Fine then.", "Good."], policy=REMEMBER, memory=service, on_error="passthrough")
 

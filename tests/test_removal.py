@@ -19,17 +19,15 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call
+from upkeep import by_kind, delete_older, forget
+from wording import SPOOL_FOLDER
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridMemoryService
 from aether_context.cli import main
 from aether_context.pack import METADATA
 from aether_context.store.files import File, Files
-from aether_context.store.layout import entry_of
-from aether_context.store.retention import all_of, carry_out, older_than
-from aether_context.store.spool import FOLDER, Spool, SpooledFiles, spool_of
-from aether_context.store.turns import TurnFiles
-from aether_context.store.verification import verify
+from aether_context.store.spool import Spool, SpooledFiles, spool_of
 
 KEY = "AETHER_CONTEXT_KEY"
 
@@ -54,8 +52,7 @@ def talk(chat: Chat, turns: int = 5, recent_events: int | None = 6) -> None:
 
 
 def files(store: PackStore, kind: str) -> list[File]:
-    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
-    return [entry.file for entry in entries if entry is not None and entry.kind == kind]
+    return by_kind(store).get(kind, [])
 
 
 @pytest.mark.parametrize("kind", ["pack", "replay", "outcome", "message", "record", "evidence", "turns", "artifact"])
@@ -89,7 +86,7 @@ def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> Non
 def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whole_user: bool) -> None:
     chat = chat_of(store, turns=12)
     talk(chat)
-    carry_out(store, all_of(store, "shop", "ann", None if whole_user else "s1"))
+    forget(store, "shop", "ann", None if whole_user else "s1")
     assert store.files.below(store.files.root) == []
     for at in range(4):
         chat.say(f"question {at}", recent_events=6)
@@ -106,7 +103,7 @@ def test_after_forget_on_a_live_session_nothing_is_missed(store: PackStore, whol
 def test_forget_in_the_middle_of_a_run_breaks_no_chain(store: PackStore) -> None:
     def forget_me() -> str:
         """Forgets what is stored."""
-        carry_out(store, all_of(store, "shop", "ann"))
+        forget(store, "shop", "ann")
         return "gone"
 
     script = [call("forget_me"), call("big_file", name="a", lines=9), "done", "ok"]
@@ -143,8 +140,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed_with_a_key_either(
         file._replace(modified=0.0) if file.path.split("/")[-2] in names or "/turns/" in file.path else file
         for file in below(path)
     ])  # fmt: skip
-    (owner,) = store.owners()
-    carry_out(store, older_than(store, owner, 30 * 86_400, 31 * 86_400))
+    delete_older(store, 30 * 86_400, 31 * 86_400)
     assert files(store, "turns") == []
     assert verify(store, replays=True).faults == {}
     chat.say("go on", recent_events=6)
@@ -165,9 +161,7 @@ def test_what_somebody_made_without_the_key_is_not_read(store: PackStore, monkey
     talk(chat)
     (message,) = files(store, "message")
     name = "/".join(message.path.rsplit("/", 2)[1:])
-    turns = TurnFiles(store.files, "shop", "ann", "s1", "", "clerk", chat.manifests()[-1].epoch.rewound)
-    known, records = turns.read(), store.evidence("shop", "ann", "s1")
-    assert known
+    records = store.evidence("shop", "ann", "s1")
     assert records
     assert b"word word" in (store.message("shop", "ann", "s1", name) or b"")
     assert verify(store).faults == {}
@@ -178,12 +172,10 @@ def test_what_somebody_made_without_the_key_is_not_read(store: PackStore, monkey
         assert "s2" in str(verify(store).faults)
         store.files.delete(other)
     monkeypatch.setenv(KEY, "another")
-    assert turns.read() == {}
     assert store.evidence("shop", "ann", "s1") == []
     with pytest.raises(Exception, match="signed with another key"):
         store.message("shop", "ann", "s1", name)
     monkeypatch.delenv(KEY)
-    assert turns.read() == known
     assert store.evidence("shop", "ann", "s1") == records
 
 
@@ -313,7 +305,7 @@ def test_a_manifest_whose_replay_file_is_damaged_in_the_spool_is_set_aside_with_
 def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    monkeypatch.setenv(SPOOL_FOLDER, str(tmp_path / "spool"))
     store = PackStore(tmp_path / "mount" / "store")
     spool = spool_of(store.files)
     assert spool is not None
@@ -323,7 +315,7 @@ def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
     for user in ("ann", "ben"):
         store.through(files).write(recording(user=user))
     monkeypatch.undo()
-    monkeypatch.setenv(FOLDER, str(tmp_path / "spool"))
+    monkeypatch.setenv(SPOOL_FOLDER, str(tmp_path / "spool"))
     words = ["forget", "--app", "app", "--user", "ann", "--store", store.url]
     assert "2 files" in CliRunner().invoke(main, words).output
     assert len(spool.paths()) == 4

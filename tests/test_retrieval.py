@@ -17,7 +17,7 @@ from rank_bm25 import BM25Plus
 from timing import lines_of
 
 from aether_context.errors import MissingExtra, PolicyError
-from aether_context.retrieval import HybridIndex
+from aether_context.retrieval import HybridIndex, register_embedder
 from aether_context.retrieval import pool as pools
 from aether_context.retrieval.embedders import (
     CachedEmbedder,
@@ -26,12 +26,10 @@ from aether_context.retrieval.embedders import (
     _model,
     embedder_for,
     identity,
-    register_embedder,
     unit,
 )
 from aether_context.retrieval.pool import bm25, joined_hashes
 from aether_context.retrieval.terms import hash_of, named_times, query_terms, terms
-from aether_context.tokens.counters import sound
 
 static = StaticEmbedder()
 
@@ -65,7 +63,8 @@ def test_the_same_bits_on_every_machine():
 @given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aé,- \t\n\r\f\x1c\x85\xa0\u0301\u2028\u3000中")))))
 def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(texts):
     model = _model()
-    whole = model._tokenizer.encode_batch([sound(text) for text in texts], add_special_tokens=False)
+    sound = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
+    whole = model._tokenizer.encode_batch(sound, add_special_tokens=False)
     sums = [model.rows[encoding.ids].sum(axis=0, dtype=np.int64) for encoding in whole]
     assert model.sums(texts).tolist() == [row.tolist() for row in sums]
 

@@ -12,10 +12,10 @@ from functools import cache
 
 import pytest
 import scenarios
+from packs import is_human
 from scenarios import NAMES, PRESETS, TURNS, WINDOWS
 
 from aether_context import build_pack
-from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
 from aether_context.pack import Layer, Pack, Row, TruncationEvent
 from aether_context.tokens.cache import TokenCache

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
@@ -13,15 +12,10 @@ from keeping import address, message, picture
 from plans import small, turns, words
 from restarting import Restarting, same_requests
 from scripted import Chat, Scripted, Sent, call, grow, look_up, new_store
+from wording import HISTORY, SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.canonical import hash_bytes
-from aether_context.conversation.content_json import part_of
-from aether_context.conversation.extracts import shorten_part
-from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.text.entities import HISTORY
-from aether_context.tokens import counter_for
-from aether_context.tokens.cache import PackCounter
 
 
 def shown(chat: Chat) -> list[bytes]:
@@ -228,15 +222,8 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
     chat.say(words(700))
     assert "left_out" in str(chat.sent[-1].answers("draw"))
     assert not shown(chat)
-
-
-def test_a_note_in_the_place_of_a_picture_is_counted():
-    medium = {"inline_data": {"data": f"sha256:{'a' * 64}"}}
-    response = {"name": "draw", "response": {"result": "ok"}, "parts": [medium]}
-    part = part_of({"function_response": response}, size_bytes=1_000, media_tokens=1_100)
-    shorter = shorten_part(part, 48, counter=PackCounter(counter_for("")))
-    assert "left_out" in shorter.text
-    assert shorter == part_of(json.loads(shorter.wire))
+    assert 0 < chat.manifests()[-1].request_tokens < 1_500
+    chat.replays()
 
 
 def test_the_users_orders_and_marks_stay_beside_a_question_that_fills_the_window():

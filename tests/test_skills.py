@@ -16,8 +16,8 @@ from google.adk.tools.skill_toolset import SkillToolset
 from keeping import read_of, rules, skill, whole
 from plans import PLAN, small, words
 from scripted import Chat, Scripted, Sent, call, grow, look_up, set_state, was_cut
+from wording import HEADERS
 
-from aether_context.packing.payload import HEADERS
 from aether_context.reading import why
 from aether_context.store.replay import Replayer
 

@@ -15,12 +15,12 @@ from packs import Session, answered, called, lines, said, staying, tool, trim, t
 from scripted import Chat, Scripted, call, look_up, new_store
 
 from aether_context import PackPolicy
-from aether_context.adk import cutoff
-from aether_context.adk.wiring import PackerParts
+from aether_context.adk import ContextPackPlugin, cutoff
 from aether_context.conversation import Conversation, units
 from aether_context.errors import PolicyError
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings, SlidingTurnsSettings
+from aether_context.store.replay import Replayer
 
 POLICY = PackPolicy(max_input_tokens=20_000, conversation={"strategy": "sliding_turns"}, usage={"gate": 0})
 
@@ -193,15 +193,17 @@ def test_the_cutoff_is_not_sent_and_stands_in_the_events_metadata() -> None:
 
 def test_the_environment_overrides_the_ceiling(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", "200000")
-    assert PackerParts(POLICY, new_store()).policy.conversation.sliding_turns.tokens == 200_000
-    assert PackerParts(POLICY, new_store()).policy.max_input_tokens == 20_000
+    chat = Chat(policy=POLICY)
+    chat.say("Hello.")
+    policy = Replayer(chat.store).policy(chat.manifests()[0])
+    assert (policy.conversation.sliding_turns.tokens, policy.max_input_tokens) == (200_000, 20_000)
 
 
 @pytest.mark.parametrize("value", ["many", "-1", "1e5", "1.5"])
 def test_a_wrong_value_in_the_environment_is_named(monkeypatch: pytest.MonkeyPatch, value: str) -> None:
     monkeypatch.setenv("AETHER_CONTEXT_SLIDING_TOKENS", value)
     with pytest.raises(PolicyError, match=rf"AETHER_CONTEXT_SLIDING_TOKENS = '{value}'"):
-        PackerParts(POLICY, new_store())
+        ContextPackPlugin(policy=POLICY)
 
 
 # the window

@@ -7,20 +7,20 @@ import itertools
 import time
 from functools import partial
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 from failing import FailingFileSystem
 from packs import recording
 from scripted import Chat, sound
+from upkeep import forget
 
 from aether_context import PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.services.recorder import Recorder
 from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
 from aether_context.store.files import Files
-from aether_context.store.retention import all_of, carry_out
 from aether_context.store.spool import ASIDE, Spool, SpooledFiles, Write, spool_of
 
 _numbers = itertools.count(1)
@@ -53,8 +53,7 @@ def test_the_next_process_writes_what_one_left_behind(url):
     assert PackStore(url).through(files).read(store.place(manifest)) == manifest
     FailingFileSystem.down = False
     assert list(store.manifests()) == []
-    recorder = Recorder(PackStore(url))
-    assert asyncio.run(recorder.flush())
+    asyncio.run(ContextPackPlugin(store=url).close())
     assert list(store.manifests()) == [manifest]
 
 
@@ -120,14 +119,12 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     (name,) = (name for name in spool.listed("waiting") if spool.read(name)[0] == kept)
     spool.take_out(name, ASIDE)
 
-    gone = all_of(store, "app", "ann", "s1")
-    assert kept in {file.path for file in gone.files}
-    carry_out(store, gone)
+    assert kept in forget(store, "app", "ann", "s1")
     assert [path for path in spool.paths() if "/ann/s1" in path] == []
     assert [path for path in spool.paths() if "/ann/s2" in path] != []
-    carry_out(store, all_of(store, "app", "ann"))
+    forget(store, "app", "ann")
     assert [path for path in spool.paths() if "/ann" in path] == []
-    assert all_of(store, "app", "ann").files == ()
+    assert forget(store, "app", "ann") == []
     assert files._deliver_all()
     assert list(store.manifests()) == [packs["ben", "s1"]]
 
@@ -138,14 +135,19 @@ def evidence(number: int) -> tuple[EvidenceRecord, bytes]:
     return EvidenceRecord(uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), time=number), data
 
 
-def put_evidence(recorder: Recorder, count: int) -> None:
+def recorder_of(store: PackStore) -> Any:
+    """What a plugin writes through."""
+    return ContextPackPlugin(store=store)._packer._parts.recorder
+
+
+def put_evidence(recorder: Any, count: int) -> None:
     for number in range(count):
         recorder.later(partial(recorder.store.write_evidence, "shop", "ann", "s1", *evidence(number)))
 
 
 def test_a_burst_that_a_slow_store_cannot_take_waits_on_the_disk(url):
     store = PackStore(url)
-    recorder = Recorder(store)
+    recorder = recorder_of(store)
     FailingFileSystem.delay_seconds = 0.05
     put_evidence(recorder, 200)
     wait_until(lambda: not recorder._waiting, 60)
@@ -161,7 +163,7 @@ def test_a_full_disk_is_left_alone(url, tmp_path, monkeypatch):
     monkeypatch.setattr("shutil.disk_usage", lambda path: SimpleNamespace(free=200 * 2**20))
     with pytest.raises(StoreError, match="disk is full"):
         files.create(f"{url}/one", b"text")
-    recorder = Recorder(PackStore(url))
+    recorder = recorder_of(PackStore(url))
     put_evidence(recorder, 1)
     assert not asyncio.run(recorder.flush(1))
     assert recorder._waiting

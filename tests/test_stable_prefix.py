@@ -17,7 +17,6 @@ from scripted import Chat, call
 from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.normalization import PLACEHOLDER, STRIPPED_TAG
 from aether_context.conversation.stable_prefix import (
     BOUNDARY,
     StablePrefix,
@@ -245,7 +244,6 @@ def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
 
 def test_the_defaults_are_those_of_the_design() -> None:
     assert (SETTINGS.threshold, SETTINGS.keep_last_messages) == (0.8, 10)
-    assert (PLACEHOLDER, STRIPPED_TAG) == ("[trimmed]", "checkpoint_id")
 
 
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)

@@ -20,11 +20,10 @@ from pydantic import BaseModel
 from restarting import Restarting, same_requests
 from scripted import Chat, Scripted, call, grow, new_store, results, set_state, state_of, was_cut
 from teams import DEPRECATED
+from wording import CONTRACT_OPENING
 
 from aether_context import Manifest, PackPolicy
-from aether_context.adk import AcceptanceGate, evidence_tools, planning_tools
-from aether_context.adk.tools import context_tools, memory_tools
-from aether_context.packing.payload import SYSTEM_CONTRACT
+from aether_context.adk import AcceptanceGate, context_tools, evidence_tools, memory_tools, planning_tools
 from aether_context.plans import without_plan
 from aether_context.store.replay import Replayer
 
@@ -267,7 +266,7 @@ def test_the_place_of_the_contract_outlives_cuts_changed_tools_and_the_plans_end
         chat.say("And now?")
         assert any(map(was_cut, chat.manifests()))
         assert "tools_changed" in {one.prefix.broken_by for one in chat.manifests()}
-        assert {one.system.count(SYSTEM_CONTRACT) for one in chat.sent} == {int(is_added)}
+        assert {one.system.count(CONTRACT_OPENING) for one in chat.sent} == {int(is_added)}
         chat.replays()
 
 
@@ -279,7 +278,7 @@ def test_each_agent_of_a_session_has_a_contract_of_its_own() -> None:
     late = agent("late", ["c", "d"])
     team = work(chat.agent.clone(), late, plan=None, sessions=chat.sessions, store=chat.store)
     team.say("Compare them.", "Again.")
-    assert {(one.agent, SYSTEM_CONTRACT in one.system) for one in team.sent} == {("early", False), ("late", True)}
+    assert {(one.agent, CONTRACT_OPENING in one.system) for one in team.sent} == {("early", False), ("late", True)}
 
 
 def test_without_a_plan_nothing_is_said_of_a_step() -> None:

@@ -19,15 +19,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import recording
 from scripted import Chat, call, sound
+from upkeep import delete_older, forget
 
-from aether_context import Manifest, PackStore
+from aether_context import Manifest, PackStore, verify
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
 from aether_context.errors import PackNotFound, StoreError
 from aether_context.store import schema
 from aether_context.store.files import Files, segment
-from aether_context.store.retention import DAY_SECONDS, all_of, carry_out, older_than
-from aether_context.store.verification import Verifier, verify
 
 
 @pytest.fixture
@@ -91,9 +90,9 @@ def test_a_flipped_bit_of_a_pack_is_found_wherever_it_is(tmp_path):
         good = Path(name).read_bytes()
         for at in range(0, len(good), 3):
             Path(name).write_bytes(good[:at] + bytes([good[at] ^ (1 << at % 8)]) + good[at + 1 :])
-            assert Verifier(store).fault(store.place(manifest)), (name, at)
+            assert verify(store).faults, (name, at)
         Path(name).write_bytes(good)
-    assert not Verifier(store).fault(store.place(manifest))
+    assert verify(store).faults == {}
 
 
 def test_the_published_schema_takes_a_manifest():
@@ -171,14 +170,13 @@ def age(store: PackStore, monkeypatch: pytest.MonkeyPatch, days: Callable[[str],
     below = store.files.below
 
     def aged(path):
-        return [file._replace(modified=time.time() - days(file.path) * DAY_SECONDS) for file in below(path)]
+        return [file._replace(modified=time.time() - days(file.path) * 86_400) for file in below(path)]
 
     monkeypatch.setattr(store.files, "below", aged)
 
 
 def forget_older(store: PackStore, days: float = 30) -> None:
-    (owner,) = store.owners()
-    carry_out(store, older_than(store, owner, days * DAY_SECONDS, time.time()))
+    delete_older(store, days * 86_400, time.time())
 
 
 def verified(store: PackStore) -> int:
@@ -194,11 +192,8 @@ def test_what_is_old_goes_and_leaves_nothing(store):
     store.write_outcome(manifest, {"input_tokens": 1})
     store.write_calibration("app", "user", "model", {})
     store.write_summary("app", "user", "sha256:" + "1" * 64, "short")
-    (owner,) = store.owners()
-    before = paths(store)
-    found = older_than(store, owner, 30 * DAY_SECONDS, time.time() + 31 * DAY_SECONDS)
-    assert paths(store) == before
-    carry_out(store, found)
+    assert delete_older(store, 30 * 86_400, time.time() + 29 * 86_400) == []
+    delete_older(store, 30 * 86_400, time.time() + 31 * 86_400)
     assert paths(store) == set()
 
 
@@ -236,11 +231,11 @@ def test_forgetting_a_user_leaves_nothing_of_them(store):
     for user in ("ann", "Bob Ä", "anna", "an"):
         store.write(recording(user=user))
         store.write_summary("app", user, "sha256:" + "1" * 64, "x")
-    carry_out(store, all_of(store, "app", "Bob Ä"))
+    forget(store, "app", "Bob Ä")
     assert not [one for one in paths(store) if "bob" in one]
-    assert all_of(store, "app", "Bob Ä").files == ()
-    assert all_of(store, "app", "ann", "a session that is not there").files == ()
-    carry_out(store, all_of(store, "app", "ann"))
+    assert forget(store, "app", "Bob Ä") == []
+    assert forget(store, "app", "ann", "a session that is not there") == []
+    forget(store, "app", "ann")
     assert {one.user for one in store.manifests()} == {"an", "anna"}
     assert not [one for one in paths(store) if "/ann/" in one]
     assert verified(store) == 2
@@ -251,7 +246,7 @@ def test_an_agent_that_is_running_while_its_user_is_forgotten_records_whole_pack
     """In the session that was forgotten, and in one that begins then."""
     chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"))
     chat.say("one", "two")
-    carry_out(store, all_of(store, "shop", "ann"))
+    forget(store, "shop", "ann")
     chat.say("three", "four", session=session)
     manifests: list[Manifest] = list(store.manifests())
     assert [one.extends is None for one in manifests] == [True, False]
@@ -265,7 +260,7 @@ def test_where_the_store_is_slow_an_agent_whose_user_is_forgotten_records_whole_
     store, read = PackStore(tmp_path), Files.read
     chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"))
     chat.say("one", "two")
-    carry_out(store, all_of(store, "shop", "ann"))
+    forget(store, "shop", "ann")
 
     def silent(files, path, start=None, end=None):
         if end == 1:

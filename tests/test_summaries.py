@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from typing import Any
-from unittest.mock import patch
 
 import pytest
+from failing import short_waits
 from packs import lines
 from scripted import Chat, new_store
 from writers import Writer, writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.store.replay import Replayer
 
 POLICY = PackPolicy(max_input_tokens=1_200)
@@ -93,7 +92,7 @@ def test_a_model_that_fails_leaves_the_extractive_way_and_says_so(settings: dict
     llm = writer(**settings)
     chat, _ = talk_with(llm)
     plain, _ = talk_with(None)
-    with patch.object(ModelSummarizer, "seconds", 0.2 if "delay_seconds" in settings else 10.0):
+    with short_waits(0.2 if "delay_seconds" in settings else 10.0):
         chat.say(ASK)
     plain.say(ASK)
     assert llm.asked

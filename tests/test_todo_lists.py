@@ -7,9 +7,10 @@ from keeping import state, write_todos
 from packs import answered, called, said
 from plans import small, turns
 from scripted import Chat, call
+from wording import SUMMARY_TITLE, TODO_TITLE
 
-from aether_context.conversation.summary import SUMMARY_TITLE, Recap, recap
-from aether_context.conversation.todo import TITLE, latest_list
+from aether_context.conversation.summary import Recap, recap
+from aether_context.conversation.todo import latest_list
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -49,9 +50,9 @@ def test_what_other_tools_give_is_no_list(name: str):
 def test_a_long_list_loses_what_is_done_first():
     items = [*(f"[x] Done thing {at}" for at in range(60)), "[ ] Pack the last box"]
     text = recap([said("Go on.")], [], Recap(), max_tokens=300, counter=COUNTER, todo=("todo", items))
-    assert text.endswith(f"{TITLE}todo (60 of 61 items are not shown):\n  [ ] Pack the last box")
+    assert text.endswith(f"{TODO_TITLE}todo (60 of 61 items are not shown):\n  [ ] Pack the last box")
     assert recap([said("And on.")], [], Recap(text), max_tokens=300, counter=COUNTER).endswith("Pack the last box")
-    assert TITLE not in recap([said("Ah.")], [], Recap(text), max_tokens=300, counter=COUNTER, todo=("", []))
+    assert TODO_TITLE not in recap([said("Ah.")], [], Recap(text), max_tokens=300, counter=COUNTER, todo=("", []))
 
 
 def test_the_latest_state_survives_every_cut_and_its_history_does_not():
@@ -66,10 +67,10 @@ def test_the_latest_state_survives_every_cut_and_its_history_does_not():
     cuts = [sent.text[sent.text.index(SUMMARY_TITLE) :] for sent in chat.sent if SUMMARY_TITLE in sent.text]
     assert len(cuts) > 10
     for text in cuts:
-        assert f"{TITLE}write_todos:\n  [x] Pack box 0\n  [~] Pack box 1" in text
+        assert f"{TODO_TITLE}write_todos:\n  [x] Pack box 0\n  [~] Pack box 1" in text
         assert "[ ] Pack box 0" not in text
     chat.llm.script[:] = [call("write_todos", todos=state("completed", "completed", "pending")), "Updated."]
     chat.say("Done?", *turns(20))
-    assert chat.sent[-1].text.count(TITLE) == 1
+    assert chat.sent[-1].text.count(TODO_TITLE) == 1
     assert "  [x] Pack box 1\n  [ ] Pack box 2" in chat.sent[-1].text
     chat.replays()

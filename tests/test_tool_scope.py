@@ -19,10 +19,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from plans import NARROW, messages, planned
 from scripted import Chat, Scripted, call, delete_all, look_up, results, send_mail
+from wording import FIND_TOOLS
 
 from aether_context import PackPolicy, build_pack
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.packing.tools import FIND_TOOLS
 
 
 def test_prune_takes_tools_away_in_both_places() -> None:
@@ -303,7 +303,7 @@ def test_all_tools_are_accounted_for_and_the_chosen_stay_inside_their_share(
     policy = PackPolicy(max_input_tokens=window, on_invalid="warn")
     pack = build_pack(asked, policy)
     names = [one.name for one in tools]
-    sent = [one.name for one in pack.tools.sent if one is not FIND_TOOLS]
+    sent = [one.name for one in pack.tools.sent if one.name != FIND_TOOLS]
     assert sorted([*sent, *pack.tools.left_out]) == sorted(names)
     assert sent == [name for name in names if name in sent]
     others = [name for at, name in enumerate(names) if at not in steering]

@@ -24,7 +24,6 @@ from scripted import Chat, Failure, Scripted, call, look_up
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.adk.usage import reported
 from aether_context.errors import BudgetExceededError
 from aether_context.usage import LedgerReport, Totals
 
@@ -158,7 +157,10 @@ def test_thoughts_belong_to_the_output_however_they_are_reported(
         tool_use_prompt_token_count=results,
         total_token_count=total,
     )
-    assert reported(usage).output_tokens == output
+    chat = Chat(script=[LlmResponse(content=types.ModelContent("ok"), usage_metadata=usage)])
+    chat.say("Go on.")
+    [manifest] = chat.manifests()
+    assert (chat.store.outcome(manifest) or {}).get("output_tokens") == output
 
 
 def test_stop_answers_in_the_models_place_with_code_and_numbers() -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -30,7 +30,6 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.pack import Calibration, Content, Pack, valid
 from aether_context.packing import build_pack
-from aether_context.packing.compaction import sent_bytes
 from aether_context.store import Manifest
 from aether_context.usage import CallUsage, TokenLedger
 from aether_context.usage.calibration import (
@@ -114,6 +113,10 @@ DENSE_WINDOW = 6_000
 
 def netted(known: Calibration | None = None, contents: Sequence[Content] = DENSE, **more: Any) -> Pack:
     return build_pack(pack_input(contents, window=DENSE_WINDOW, calibration=known, **more), POLICY)
+
+
+def sent_bytes(contents: Iterable[Content]) -> int:
+    return sum(len(content.wire.encode()) for content in contents)
 
 
 def test_the_first_call_runs_the_byte_net() -> None:

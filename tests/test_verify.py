@@ -21,19 +21,16 @@ from failing import FailingFileSystem
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call, sound
+from upkeep import by_kind, delete_older, kind_of
+from wording import FORGOTTEN, MANIFEST
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.canonical import readable_json
+from aether_context.canonical import hash_json, readable_json
 from aether_context.cli import main
 from aether_context.errors import PackNotFound
 from aether_context.store.files import File, Files
-from aether_context.store.layout import FORGOTTEN, entry_of
-from aether_context.store.pack_file import MANIFEST, gzip_bytes, outcome_file, replay_name
-from aether_context.store.packs import Forgotten
-from aether_context.store.retention import carry_out, older_than
 from aether_context.store.spool import Spool, SpooledFiles
-from aether_context.store.verification import verify
 
 
 @pytest.fixture
@@ -49,16 +46,6 @@ def talked(store: PackStore, turns: int = 4, **settings: object) -> Chat:
     return chat
 
 
-def everything(store: PackStore) -> dict[str, list[File]]:
-    """The files of a store by their kind."""
-    kinds: dict[str, list[File]] = {}
-    for file in store.files.below(store.files.root):
-        entry = entry_of(file, store.files.root)
-        assert entry is not None, file.path
-        kinds.setdefault(entry.kind, []).append(file)
-    return kinds
-
-
 def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     artifacts = FsspecArtifactService(store.url)
     chat = talked(store, user="Ann Ä", artifacts=artifacts)
@@ -67,9 +54,9 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     asyncio.run(artifacts.save_artifact(**owner, filename="report Q1.md", artifact=report))
     store.write_summary("shop", "Ann Ä", "sha256:" + "1" * 64, "A summary.")
     store.write_calibration("shop", "Ann Ä", "model", {"ratio": 1.1})
-    store.note_forgotten("shop", "Ann Ä", "old", Forgotten([1, 2]))
+    store.note_forgotten("shop", "Ann Ä", "old", store.forgotten("shop", "Ann Ä", "old")._replace(packs=[1, 2]))
     assert verify(store, replays=True).faults == {}
-    kinds = everything(store)
+    kinds = by_kind(store)
     assert kinds.keys() == {
         "pack", "replay", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
         "forgotten",
@@ -81,9 +68,8 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             store.files.replace(
                 files[0].path, data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
             )
-            entry = entry_of(files[0], store.files.root)
-            is_of_pack = entry.kind in ("pack", "replay", "outcome")
-            path = entry.place if is_of_pack else files[0].path
+            is_of_pack = kind_of(files[0]) in ("pack", "replay", "outcome")
+            path = files[0].path.rpartition("/")[0] if is_of_pack else files[0].path
             assert store.files.below_base(path) in verify(store).faults, (files[0].path, at)
         store.files.replace(files[0].path, data)
     assert verify(store).faults == {}
@@ -107,7 +93,6 @@ def test_a_pack_in_the_place_of_another_is_told_by_the_next(store: PackStore) ->
 def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
     manifests = packs.talk(store, turns=16)
     assert [one.extends is None for one in manifests].count(True) > 2
-    (owner,) = store.owners()
     second = next(at for at, one in enumerate(manifests) if at and one.extends is None)
     below = store.files.below
 
@@ -123,7 +108,7 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
 
     store.files.below = aged  # type: ignore[method-assign]
     now = max(file.modified or 0 for file in below(store.files.root))
-    carry_out(store, older_than(store, owner, 30 * 86_400, now))
+    delete_older(store, 30 * 86_400, now)
     assert [one.number for one in store.manifests()] == [*range(second + 1, 17)]
     assert verify(store, replays=True).faults == {}
     assert any(file.name == FORGOTTEN for file in below(store.files.root))
@@ -151,8 +136,11 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert all(store.files.below_base(store.place(one)) in verify(store).faults for one in manifests)
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
     assert outcome is not None
-    forged_outcome = outcome_file(first.pack_id, first.digest, {**outcome, "input_tokens": 1})
-    packs.rewrite(store, first, lambda _: forged_outcome, 2)
+    forged_outcome = {"pack_id": first.pack_id, **outcome, "input_tokens": 1, "manifest": first.digest}
+    forged_outcome.pop("digest", None)
+    forged_outcome.pop("signature", None)
+    data = json.dumps(forged_outcome | {"digest": hash_json(forged_outcome)}).encode()
+    packs.rewrite(store, first, lambda _: data, 2)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the outcome is not signed" in str(verify(store).faults)
 
@@ -190,7 +178,7 @@ def test_rows_are_read_when_they_are_asked_for(store: PackStore) -> None:
     made = recording()
     store.write(made)
     (read,) = store.manifests()
-    name = replay_name(read.replay_bytes)
+    name = paths_of(store, read)[1].rsplit("/", 1)[-1]
     data = store.files.read(f"{store.place(read)}/{name}")
     store.files.delete(f"{store.place(read)}/{name}")
     assert read.request_tokens == made.manifest.request_tokens
@@ -227,8 +215,8 @@ DAMAGED = {
     "text": b"hello", "nothing": b"",
 }  # fmt: skip
 REPLAYS = {
-    "a bomb": bomb(2 * 2**30), "no gzip": b"hello", "another": gzip_bytes(b"{}"), "torn": gzip_bytes(b"{}")[:-9],
-    "more": gzip_bytes(b"{}") * 2,
+    "a bomb": bomb(2 * 2**30), "no gzip": b"hello", "another": gzip.compress(b"{}"), "torn": gzip.compress(b"{}")[:-9],
+    "more": gzip.compress(b"{}") * 2,
 }  # fmt: skip
 FIELDS = {
     "NaN": ("last_event_time", "NaN"), "infinity": ("last_event_time", "1e999"),
@@ -358,7 +346,7 @@ def test_a_masked_pack_that_keeps_its_summary_where_the_request_is_cut_again_is_
 def test_evidence_that_one_of_two_sessions_lost_is_missed(store: PackStore) -> None:
     for session in ("s1", "s2"):
         talked(store, turns=2, session=session)
-    first, second = everything(store)["record"]
+    first, second = by_kind(store)["record"]
     assert first.path.split("/")[-3] != second.path.split("/")[-3]
     assert verify(store).faults == {}
     store.files.delete(second.path)

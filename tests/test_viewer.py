@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import os
 import re
@@ -20,15 +21,14 @@ from click.testing import CliRunner
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
 from starlette.testclient import TestClient
+from wording import MANIFEST
 
 from aether_context import PackStore
-from aether_context.canonical import canonical_json, hash_bytes, hash_json
+from aether_context.canonical import canonical_json, hash_bytes, hash_json, readable_json, short
 from aether_context.cli import main
 from aether_context.pack import LAYERS
 from aether_context.reading import WHY
 from aether_context.store import Manifest
-from aether_context.store.manifest import IN_REPLAY
-from aether_context.store.pack_file import MANIFEST, gunzip_bytes, gzip_bytes, manifest_file, replay_name
 from aether_context.viewer import create_app, report
 
 
@@ -235,19 +235,19 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
     """Changes fields of a session's first manifest or of its replay file, by their paths, and seals it again."""
     first, files = chat.manifests()[0], chat.store.files
     path, replay_path, _ = packs.paths_of(chat.store, first)
-    fields, replay = json.loads(files.read(path)), json.loads(gunzip_bytes(files.read(replay_path)))
+    fields, replay = json.loads(files.read(path)), json.loads(gzip.decompress(files.read(replay_path)))
     for name, value in change.items():
         *above, last = name.split(".")
-        within = replay if name.split(".")[0] in IN_REPLAY else fields
+        within = replay if name.split(".")[0] in replay else fields
         for step in above:
             within = within[int(step) if step.isdecimal() else step]
         within[last] = first.pack_id if value == "itself" else value
     text = canonical_json(replay).encode()
-    data = gzip_bytes(text)
-    files.create(f"{chat.store.place(first)}/{replay_name(hash_bytes(data))}", data)
+    data = gzip.compress(text)
+    files.create(f"{chat.store.place(first)}/replay-{short(hash_bytes(data))}.json.gz", data)
     fields |= {"replay_bytes": hash_bytes(data), "replay_text": hash_bytes(text)}
     digest = hash_json({name: value for name, value in fields.items() if name != "digest"})
-    files.replace(path, manifest_file({**fields, "digest": digest}))
+    files.replace(path, readable_json({**fields, "digest": digest}).encode())
 
 
 @pytest.mark.parametrize(

@@ -20,13 +20,7 @@ from strict import Strict, strict, turns
 from aether_context import Manifest, PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
-from aether_context.tokens.model_limits import (
-    DEFAULT_INPUT_TOKENS,
-    OLLAMA_INPUT_TOKENS,
-    bare_model_name,
-    known_window,
-    model_window,
-)
+from aether_context.tokens.model_limits import bare_model_name, known_window, model_window
 
 
 @pytest.mark.parametrize(
@@ -122,7 +116,7 @@ def test_an_unknown_model_gets_a_small_window_and_one_warning(
     model_window.cache_clear()
     with caplog.at_level(logging.WARNING, logger="aether_context"):
         windows = [model_window(model) for _ in range(3)]
-    assert windows == [DEFAULT_INPUT_TOKENS] * 3
+    assert windows == [32_768] * 3
     assert [record.name for record in caplog.records] == ["aether_context"]
     assert f"set max_input_tokens = {{{model or ''!r}: …}} in the policy" in caplog.text
 
@@ -151,7 +145,7 @@ def test_the_context_that_ollama_is_asked_for_is_the_window() -> None:
     manifest = manifest_of(ollama(num_ctx=16_384))
     assert (manifest.window, manifest.window_mark) == (16_384, "")
     manifest = manifest_of(ollama(num_ctx="much"))
-    assert (manifest.window, manifest.window_mark) == (OLLAMA_INPUT_TOKENS, "assumed")
+    assert (manifest.window, manifest.window_mark) == (4_096, "assumed")
     manifest = manifest_of(ollama(num_ctx=16_384), policy=PackPolicy(max_input_tokens=9_000))
     assert (manifest.window, manifest.window_mark) == (9_000, "")
 

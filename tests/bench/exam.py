@@ -26,6 +26,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -43,11 +44,13 @@ from peers import PEERS, Contents, Method, size
 from sessions import PERCENT, Figures, print_table, rows_of
 from tool_runs import Request, play, read, texts_in, tokens
 from turn_recall import turns
+from wording import HISTORY
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.exam.marking import HISTORY, AnswerKey
-from aether_context.exam.questions import ADDRESS, Question, plain_text, questions
+from aether_context.exam import Question, questions
+from aether_context.exam.marking import AnswerKey
+from aether_context.exam.questions import plain_text
 from aether_context.exam.recordings import folders, stored_texts
 from aether_context.pack import Content, Part
 
@@ -235,7 +238,7 @@ def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping
         if not asked:
             continue
         plain = plain_text(requests[at].said)
-        addresses = set(ADDRESS.findall(requests[at].said))
+        addresses = set(re.findall(r"artifact://[\w./~%+-]*\w", requests[at].said))
         behind = set[int]().union(*(key.answers(stored[name]) for name in addresses if name in stored))
         for number in asked:
             question = key.questions[number]

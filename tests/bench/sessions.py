@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from aether_context import PackPolicy
-from aether_context.exam.intervals import effective
 
 SAMPLES = 2_000
 PERCENT = (100.0, 1)
@@ -71,7 +70,8 @@ def counted(sessions: Sequence[Figures], columns: Columns) -> Iterator[list[str]
     """How many sessions have a figure, and how many of equal size a sum over them would be worth."""
     wholes = [[one[column][1] for one in sessions if one[column][1]] for column in columns]
     yield ["sessions", *(f"{len(held)}" for held in wholes)]
-    yield ["effective", *(f"{effective(held):.1f}" if held else "" for held in wholes)]
+    worth = [sum(held) ** 2 / sum(size * size for size in held) if held else None for held in wholes]
+    yield ["effective", *("" if sessions is None else f"{sessions:.1f}" for sessions in worth)]
 
 
 def print_row(cells: Iterable[str]) -> None:

@@ -16,13 +16,12 @@ from browsing import Browser
 from click.testing import CliRunner
 from google.genai import types
 from scripted import Chat, Memories, call, look_up, new_store, remembered
+from wording import FIRST_LINE, HANDED_OVER, HEADERS, REQUEST, SUMMARY_TITLE
 from writers import Writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
-from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.packing.payload import FIRST_LINE, HANDED_OVER, HEADERS, REQUEST
 from aether_context.viewer import report
 
 Figure = Callable[[str, float], None]

@@ -13,11 +13,12 @@ from typing import Any
 import lives
 import pytest
 from lives import APP, USER, House, Life
+from wording import SPOOL_FOLDER
 
 from aether_context import PackStore, verify
 from aether_context.errors import AetherContextError
 from aether_context.memory import Memories
-from aether_context.store.spool import FOLDER, Spool, SpooledFiles, spool_of
+from aether_context.store.spool import Spool, SpooledFiles, spool_of
 
 Live = Callable[..., Life]
 Figure = Callable[[str, float], None]
@@ -33,7 +34,7 @@ def live(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Live]:
 def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
     house = House(tmp_path / "house")
     house.build()
-    monkeypatch.setenv(FOLDER, str(house.spool))
+    monkeypatch.setenv(SPOOL_FOLDER, str(house.spool))
     return house
 
 

@@ -17,11 +17,11 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 from scripted import Chat, Scripted, call, new_store
 from strict import Strict, strict, turns
+from wording import LEARNED_WINDOWS
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import overflow_of
-from aether_context.adk.windows import DOUBLES_SECONDS, STATE_KEY
 from aether_context.tokens.model_limits import request_limits
 
 Figure = Callable[[str, float], None]
@@ -92,7 +92,7 @@ def test_words_that_an_error_repeats_shrink_nobodys_window(
     chat.say("What was my order number?")
     windows = [manifest.window for manifest in chat.store.manifests(user="ann")]
     assert windows == [100_000] * 2
-    assert not state_of(chat).get(STATE_KEY)
+    assert not state_of(chat).get(LEARNED_WINDOWS)
     figure("shrunk", sum(window != 100_000 for window in windows))
 
 
@@ -203,7 +203,7 @@ def test_what_was_learned_is_tried_upwards_and_ends() -> None:
     key = next(iter(learned_key(llm)))
     windows = []
     for days in (0.5, 1.5, 2.5, 40):
-        state = {STATE_KEY: {key: [9_000, time.time() - days * DOUBLES_SECONDS]}}
+        state = {LEARNED_WINDOWS: {key: [9_000, time.time() - days * 86_400]}}
         chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), state=state)
         chat.say("Hello?")
         windows.append((chat.manifests()[0].window, chat.manifests()[0].window_mark))
@@ -214,12 +214,12 @@ def learned_key(llm: Strict) -> list[str]:
     """The keys under which a session keeps what a model like this refused."""
     chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=6_000), instruction="You help."))
     turns(chat, range(14))
-    return list(state_of(chat)[STATE_KEY])
+    return list(state_of(chat)[LEARNED_WINDOWS])
 
 
 @pytest.mark.parametrize("value", [7, "x", {"m": 5}, {"m": [5]}, {"m": ["a", 1]}, {"m": [2_000, "x"]}, [[1, 2]]])
 def test_odd_values_in_a_sessions_state_are_no_limits(value: Any) -> None:
-    chat = Chat(state={STATE_KEY: value}, policy=PackPolicy(max_input_tokens=9_000))
+    chat = Chat(state={LEARNED_WINDOWS: value}, policy=PackPolicy(max_input_tokens=9_000))
     chat.say("Hello?", "And?")
     assert {manifest.window for manifest in chat.manifests()} == {9_000}
 

@@ -22,10 +22,9 @@ import pytest
 from failing import LATE_SECONDS, FailingFileSystem
 from scripted import Chat, big_file, call, sound
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin
 from aether_context.store.spool import spool_of
-from aether_context.store.verification import verify
 
 Figure = Callable[[str, float], None]
 
