@@ -190,8 +190,8 @@ BREAKS = (
         "boundary-of-placeholders-goes-back",
         "conversation/stable_prefix.py",
         "StablePrefix.trim",
-        "end = max(begin, min(limit, 0 if older <= 0 else (*replies, len(contents))[older]))",
-        "end = min(limit, 0 if older <= 0 else (*replies, len(contents))[older])",
+        "for at in replaceable if begin <= at < end), default=begin)",
+        "for at in replaceable if begin <= at < end), default=0)",
     ),
     Break(
         "orders-cannot-be-taken-back",

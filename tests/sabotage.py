@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any, NamedTuple
@@ -57,22 +58,26 @@ class Gone(Exception):
 
 def broken(item: Break, source: str) -> str:
     """The module's source with the fault in it."""
-    lines, (start, stop) = source.splitlines(keepends=True), _lines_of(item.function, ast.parse(source))
+    start, function, end = around(item, source)
+    return start + function.replace(item.old, item.new) + end
+
+
+def around(item: Break, source: str) -> tuple[str, str, str]:
+    """The module's source in three: up to the function, the function, and the rest."""
+    scope: Any = _parsed(source)
+    for name in item.function.split("."):
+        scope = next((node for node in scope.body if getattr(node, "name", None) == name), None)
+        if scope is None:
+            raise Gone(f"there is no {item.function}")
+    lines = source.splitlines(keepends=True)
+    start, stop = scope.lineno - 1, scope.end_lineno
     function = "".join(lines[start:stop])
     if (times := function.count(item.old)) != 1:
         raise Gone(f"{item.function} holds its text {times} times")
-    return "".join([*lines[:start], function.replace(item.old, item.new), *lines[stop:]])
+    return "".join(lines[:start]), function, "".join(lines[stop:])
 
 
-def _lines_of(function: str, scope: ast.AST) -> tuple[int, int]:
-    for name in function.split("."):
-        nodes = (node for node in ast.iter_child_nodes(scope) if getattr(node, "name", None) == name)
-        node = next(nodes, None)
-        if not isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            raise Gone(f"there is no {function}")
-        scope = node
-    assert isinstance(scope, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef)
-    return scope.lineno - 1, scope.end_lineno or scope.lineno
+_parsed = lru_cache(maxsize=64)(ast.parse)
 
 
 def room_of(path: str) -> str:
