@@ -30,6 +30,7 @@ import threading
 import time
 from collections.abc import Collection, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import CodeType, FrameType
@@ -44,7 +45,7 @@ MAP = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aether
 _PLAN, _NOTES = "SABOTAGE_PLAN", "SABOTAGE_NOTES"
 """Environment variables: the file that says which tests run, and the folder for what each process records."""
 _MARKS = "not soak and not integration"
-_UNCOPIED = (".git", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache", "site")
+_UNCOPIED = (".git", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _CHUNKS = (40, 400)
 """Tests of the first run of pytest and of the second: a few notice most breaks, and files take time to be collected."""
 
@@ -77,7 +78,7 @@ def around(item: Break, source: str) -> tuple[str, str, str]:
     return "".join(lines[:start]), function, "".join(lines[stop:])
 
 
-_parsed = lru_cache(maxsize=64)(ast.parse)
+_parsed = lru_cache(maxsize=1)(ast.parse)
 
 
 def room_of(path: str) -> str:
@@ -201,6 +202,23 @@ class Found(NamedTuple):
     seconds: float = 0.0
 
 
+_running: set[subprocess.Popen[str]] = set()
+_stopping = threading.Event()
+
+
+def _end(process: subprocess.Popen[str]) -> None:
+    with suppress(ProcessLookupError):
+        os.killpg(process.pid, signal.SIGKILL)
+
+
+def _stop(*_: object) -> None:
+    """Ends what runs, which has sessions of its own and would go on."""
+    _stopping.set()
+    for process in list(_running):
+        _end(process)
+    raise SystemExit("stopped")
+
+
 class Tree:
     """A copy of this tree, in which tests run."""
 
@@ -214,16 +232,19 @@ class Tree:
         environment = os.environ | variables | {"PYTHONPATH": os.pathsep.join(map(str, folders))}
         output = None if _NOTES in variables else subprocess.DEVNULL
         command = [sys.executable, "-m", "pytest", "-p", "sabotage", "-m", _MARKS, *arguments]
+        if _stopping.is_set():
+            raise SystemExit("stopped")
         process = subprocess.Popen(
             command, cwd=self.folder, env=environment, stdout=output, stderr=output, text=True, start_new_session=True
         )
+        _running.add(process)
         try:
             process.wait(seconds)
-        except BaseException as error:
-            os.killpg(process.pid, signal.SIGKILL)
+        except subprocess.TimeoutExpired:
+            _end(process)
             process.wait()
-            if not isinstance(error, subprocess.TimeoutExpired):
-                raise
+        finally:
+            _running.discard(process)
         return process
 
     def write(self, path: Path, source: str) -> None:
@@ -373,6 +394,8 @@ def main(words: Sequence[str]) -> int:
     parser.add_argument("--jobs", type=int, default=2, help="breaks at once (%(default)s)")
     parser.add_argument("--minutes", type=float, default=4.0, help="the most for one break (%(default)s)")
     options = parser.parse_args(words[:at])
+    for number in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(number, _stop)
     if options.map:
         return make_map(options.file, words[at + 1 :])
     if not options.file.exists():
