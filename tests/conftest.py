@@ -1,6 +1,7 @@
 """What all tests share: how many processes they take, and places to keep packs and artifacts in.
 
-Object stores are among those with ``-m integration``.
+Object stores are among those with ``-m integration``. ``pytest --processor 1`` lists the tests that take a second of the
+processor or more, processes that they start included.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ hypothesis.settings.register_profile("long", deadline=None)
 hypothesis.settings.load_profile("long" if os.environ.get("HYPOTHESIS_PROFILE") == "long" else "repeatable")
 
 _numbers = itertools.count(1)
+_BEGAN = pytest.StashKey[float]()
 
 BACKENDS = [
     "local",
@@ -104,6 +106,41 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
     return lambda row, value: trust_table.take(request.node, row, value)
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--processor", type=float, metavar="SECONDS", help="list the tests that take so long, or longer")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_protocol(item: pytest.Item) -> Iterator[None]:
+    item.stash[_BEGAN] = sum(os.times()[:4])
+    return (yield)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[Any]) -> Any:
+    report = yield
+    if report.when == "teardown":
+        report.user_properties.append(("processor", sum(os.times()[:4]) - item.stash[_BEGAN]))
+    return report
+
+
+def _dearest(terminalreporter: pytest.TerminalReporter, least: float) -> Iterator[str]:
+    """The tests that take at least so many seconds of the processor, the dearest first, and what all take."""
+    reports = [report for reports in terminalreporter.stats.values() for report in reports]
+    seconds = {
+        report.nodeid: dict(report.user_properties)["processor"]
+        for report in reports
+        if getattr(report, "when", "") == "teardown"
+    }
+    for test, taken in sorted(seconds.items(), key=lambda item: -item[1]):
+        if taken >= least:
+            yield f"{taken:6.2f} s  {test}"
+    yield f"{sum(seconds.values()):6.0f} s of the processor in {len(seconds):,} tests"
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    if (least := terminalreporter.config.getoption("--processor")) is not None:
+        for line in _dearest(terminalreporter, least):
+            terminalreporter.write_line(line)
     for line in trust_table.table(report for reports in terminalreporter.stats.values() for report in reports):
         terminalreporter.write_line(line)

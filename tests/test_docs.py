@@ -22,8 +22,9 @@ from aether_context.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WORDS = 24_000
-"""Most words of docs/ and README.md together; it only goes down."""
+WORDS = 19_600
+"""Most words of docs/ and README.md together that somebody wrote; some room for ordinary changes is in it."""
+_GENERATED = re.compile(r"<!-- generated: [\w-]+ -->\n.*?<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)
 _LINK = re.compile(r"\[[^\]]*\]\((?P<target>[^)\s]+)\)")
 
@@ -141,7 +142,8 @@ def test_the_command_line_page_tells_defaults_and_what_is_required():
 
 
 def test_the_pages_together_are_short():
-    words = sum(len(path.read_text(encoding="utf-8").split()) for path in (ROOT / "README.md", *PAGES))
+    texts = [_GENERATED.sub("", path.read_text(encoding="utf-8")) for path in (ROOT / "README.md", *PAGES)]
+    words = sum(len(text.split()) for text in texts)
     assert words <= WORDS, f"{words:,} words"
 
 

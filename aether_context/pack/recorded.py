@@ -6,6 +6,7 @@ import ast
 import inspect
 import textwrap
 from collections.abc import Mapping
+from functools import cache
 from itertools import pairwise
 from typing import Any, ClassVar, Final, TypeVar
 
@@ -21,16 +22,24 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
 
     pydantic's own ``use_attribute_docstrings`` reads the source when a class is created, which takes 80 ms at import.
     """
+    for name, text in _descriptions(kind).items():
+        if name in schema["properties"]:
+            schema["properties"][name]["description"] = text
+
+
+@cache
+def _descriptions(kind: type) -> Mapping[str, str]:
+    """The docstrings below a class's fields; none where its source is not available."""
     try:
         tree = ast.parse(textwrap.dedent(inspect.getsource(kind))).body[0]
-    except (OSError, TypeError):  # its source is not available
-        return
+    except (OSError, TypeError):
+        return {}
     assert isinstance(tree, ast.ClassDef)
-    for statement, following in pairwise(tree.body):
-        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr):
-            name, text = ast.unparse(statement.target), ast.literal_eval(following.value)
-            if name in schema["properties"]:
-                schema["properties"][name]["description"] = inspect.cleandoc(text)
+    return {
+        ast.unparse(statement.target): inspect.cleandoc(ast.literal_eval(following.value))
+        for statement, following in pairwise(tree.body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(following, ast.Expr)
+    }
 
 
 class Recorded:
