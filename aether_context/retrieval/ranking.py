@@ -236,12 +236,13 @@ def telling_words(text: str, redact: tuple[str, ...] = ()) -> str:
     uncounted = masked = masker(redact)(text)
     counts = Counter[str]()
     while uncounted:
-        words = uncounted.split(None, _COUNTED_AT_A_TIME)
-        counts.update(words[:_COUNTED_AT_A_TIME])
-        uncounted = "".join(words[_COUNTED_AT_A_TIME:])
+        *words, uncounted = [*uncounted.split(None, _COUNTED_AT_A_TIME), ""][: _COUNTED_AT_A_TIME + 1]
+        counts.update(words)
+    words = [word for word in counts if 4 <= len(word) <= _LONGEST_RARE]
+    highest = sorted(counts[word] for word in words)[:_MOST_RARE][-1:]
     rare = nsmallest(
         _MOST_RARE,
-        (word for word in counts if 4 <= len(word) <= _LONGEST_RARE),
+        (word for word in words if [counts[word]] <= highest),
         key=lambda word: (counts[word], word.strip("\"'.,;:!?()").isalpha() and word[1:].islower(), -len(word), word),
     )
     return f"{asking_words(masked)}\n{' '.join(rare)}"[:_LONGEST_QUERY]
@@ -262,11 +263,11 @@ def asking_words(text: str) -> str:
             if first < 0 or last < 0:
                 break
     inside = sorted(at for at in places if _EDGE <= at < len(text) - _EDGE)
-    found = (
+    asking = (
         "".join((*sentences(text[at - _REACH : at])[-1:], *sentences(text[at : at + _REACH])[:1])).strip()
         for at in dict.fromkeys((*inside[:_MOST_ASKED], *inside[-_MOST_ASKED:]))
     )
-    return "\n".join((text[:_EDGE], "\n".join(dict.fromkeys(found))[:_ASKED_CHARACTERS], text[-_EDGE:]))
+    return "\n".join((text[:_EDGE], "\n".join(dict.fromkeys(asking))[:_ASKED_CHARACTERS], text[-_EDGE:]))
 
 
 _MANY = re.compile(
