@@ -219,8 +219,9 @@ _MOST_ASKED, _ASKED_CHARACTERS, _REACH = 12, 4_000, 200
 """So many places of each mark are looked at from either end, and so many sentences taken; characters of all of them,
 and of one before its mark and behind it."""
 _MOST_RARE, _LONGEST_RARE = 200, 60
-_COUNTED_AT_A_TIME = 20_000
-"""Words, so that other threads have their turn in between."""
+_COUNTED, _COUNTED_AT_A_TIME = 500_000, 20_000
+"""Characters from either end whose words are counted, and words of them at a time, so that other threads have their
+turn in between."""
 
 
 @lru_cache(maxsize=8)
@@ -233,7 +234,8 @@ def telling_words(text: str, redact: tuple[str, ...] = ()) -> str:
     """
     if len(text) <= _LONGEST_QUERY:
         return text
-    uncounted = masked = masker(redact)(text)
+    masked = masker(redact)(text)
+    uncounted = masked[:_COUNTED] + masked[_COUNTED:][-_COUNTED:]
     counts = Counter[str]()
     while uncounted:
         *words, uncounted = [*uncounted.split(None, _COUNTED_AT_A_TIME), ""][: _COUNTED_AT_A_TIME + 1]
