@@ -41,6 +41,12 @@ class _Commands(click.Group):
 
             say_error(f"Error: {error}")
             code = exit_code(error)
+        except KeyboardInterrupt:
+            from aether_context.cli.terminal import STOPPED, progress
+
+            line_end = "\n" if sys.stderr.isatty() else ""  # behind the figures and the terminal's own ^C
+            click.echo(f"{line_end}stopped{f' after {progress.reached}' if progress.reached else ''}", err=True)
+            code = STOPPED
         ctx.exit(code or 0)
 
 
