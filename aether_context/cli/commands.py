@@ -123,7 +123,7 @@ def main() -> None:
     Packs are recorded by the plugin `aether_context.adk.ContextPackPlugin`.
 
     Exit codes: 0 fine, 1 a check failed or two packs differ, 2 wrong usage, 3 something is not there or the store
-    cannot be read.
+    cannot be read, 130 stopped by Ctrl-C.
     """
 
 
