@@ -207,7 +207,7 @@ def verify(
     for folder, of_folder in ((folder, entries[folder]) for folder in folders):
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
-        faults = verifier.faults(places, lambda done, sum_=findings.packs: advance(sum_ + done, total))
+        faults = verifier.faults(places, lambda done, first=findings.packs: advance(first + done, total))
         for pack_path in places:
             with suppress(AetherContextError):
                 manifests.append(verifier.manifest(pack_path))
