@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
@@ -72,11 +73,11 @@ class Verifier:
         """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
         self._parts: dict[str, Parts | AetherContextError] = {}
 
-    def faults(self, places: Sequence[str], advance: Callable[[int], object] = lambda done: None) -> dict[str, str]:
+    def faults(self, places: Sequence[str], advance: Callable[[], object] = lambda: None) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any.
 
         Args:
-            advance: called with the number of packs that are done.
+            advance: called behind each pack.
         """
 
         def read_parts(pack_path: str) -> Parts | AetherContextError:
@@ -89,7 +90,7 @@ class Verifier:
         for pack_path, parts in zip(places, self.store.files.ahead(read_parts, places), strict=True):
             self._parts[pack_path] = parts
             faults[pack_path] = self.fault(pack_path)
-            advance(len(faults))
+            advance()
         return faults
 
     def fault(self, pack_path: str, *, chain: bool = False) -> str:
@@ -203,11 +204,11 @@ def verify(
     other_files = _OtherFiles(store, entries)
     ending = segments.get("session")
     folders = [folder for folder in sorted(entries) if not folder or ending in (None, folder.rsplit("/", 1)[-1])]
-    total = sum(entry.kind == "pack" for folder in folders for entry in entries[folder])
+    total, done = sum(entry.kind == "pack" for folder in folders for entry in entries[folder]), count(1)
     for folder, of_folder in ((folder, entries[folder]) for folder in folders):
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
-        faults = verifier.faults(places, lambda done, first=findings.packs: advance(first + done, total))
+        faults = verifier.faults(places, lambda: advance(next(done), total))
         for pack_path in places:
             with suppress(AetherContextError):
                 manifests.append(verifier.manifest(pack_path))
