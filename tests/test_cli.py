@@ -6,6 +6,7 @@ import itertools
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -408,3 +409,73 @@ def test_inspect_names_the_settings_that_differ_from_the_profile() -> None:
     expected = "profile research · conversation.compact_at 0.7 · max_input_tokens 9000 · offload.mode off"
     assert set(" ".join(line[1:]).split(" · ")) <= set(expected.split(" · "))
     assert "conversation.compact_at 0.7" in " ".join(line)
+
+
+# progress, and Ctrl-C
+
+
+@pytest.fixture(scope="module")
+def long_store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
+    """A store with two sessions in a folder."""
+    store = PackStore(tmp_path_factory.mktemp("long") / "packs")
+    packs.chain(store)
+    packs.chain(store, identity=packs.IDENTITY._replace(session="s2"))
+    return store
+
+
+_SLOW = """
+import os, signal, sys, time
+from aether_context.cli import main, terminal
+
+class Slow(type(terminal.progress)):
+    def __call__(self, done, total, noun="packs"):
+        super().__call__(done, total, noun)
+        if done == 1 and "--stop" in sys.argv:
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(5)
+
+if __name__ == "__main__":
+    terminal.progress.__class__ = Slow
+    main([argument for argument in sys.argv[1:] if argument != "--stop"])
+"""
+_LONG_COMMANDS = {
+    "verify": (["verify"], "packs"),
+    "exam": (["exam"], "packs"),
+    "tune": (["tune", "--jobs", "1"], "sessions"),
+    "forget": (["forget", "--older-than", "0", "--yes"], "files"),
+}
+
+
+def _on_terminal(arguments: list[str], store: PackStore) -> tuple[int, str, str]:
+    """The exit code, the stdout, and what a terminal on stderr shows, of the real command line."""
+    pty = pytest.importorskip("pty")
+    shown, stderr = pty.openpty()
+    command, environment = [sys.executable, "-c", _SLOW, *arguments], {**os.environ, "AETHER_CONTEXT_STORE": store.url}
+    with subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=stderr) as process:
+        os.close(stderr)
+        text = b""
+        try:
+            while piece := os.read(shown, 4_096):
+                text += piece
+        except OSError:  # the end of a terminal
+            pass
+        output = process.stdout.read() if process.stdout is not None else b""
+    os.close(shown)
+    return process.returncode, output.decode(), text.decode()
+
+
+@pytest.mark.parametrize("name", _LONG_COMMANDS)
+def test_ctrl_c_says_how_far_a_long_command_came(name: str, long_store: PackStore, tmp_path: Path) -> None:
+    arguments, noun = _LONG_COMMANDS[name]
+    store = PackStore(shutil.copytree(long_store.url, tmp_path / "packs"))
+    code, output, shown = _on_terminal([*arguments, "--stop"], store)
+    assert (code, output) == (130, "")
+    assert re.search(rf"\r\x1b\[K\d+ of [\d,]+ {noun}", shown)
+    assert re.search(rf"stopped after 1 of [\d,]+ {noun}\r\n", shown)
+
+
+def test_figures_of_a_long_command_go_with_its_end_and_stand_on_a_terminal_alone(long_store: PackStore) -> None:
+    code, output, shown = _on_terminal(["verify"], long_store)
+    assert (code, "packs passed" in output) == (0, True)
+    assert re.search(r"\r\x1b\[K\d+ of \d+ packs.*\r\x1b\[K$", shown, re.DOTALL)
+    assert run("verify", store=long_store).stderr == ""

@@ -49,8 +49,7 @@ from aether_context.evidence.record import READ, SEARCH, size_words, with_summar
 from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
-from aether_context.retrieval import query_for
-from aether_context.retrieval.ranking import telling_words
+from aether_context.retrieval import query_for, telling_words
 from aether_context.text.decoding import said_once
 from aether_context.text.shorten import tokens_of
 from aether_context.tokens import counter_for

@@ -41,6 +41,12 @@ class _Commands(click.Group):
 
             say_error(f"Error: {error}")
             code = exit_code(error)
+        except KeyboardInterrupt:
+            from aether_context.cli.terminal import STOPPED, progress
+
+            line_end = "\n" if sys.stderr.isatty() else ""  # behind the figures and the terminal's own ^C
+            click.echo(f"{line_end}stopped{f' after {progress.reached}' if progress.reached else ''}", err=True)
+            code = STOPPED
         ctx.exit(code or 0)
 
 
@@ -117,7 +123,7 @@ def main() -> None:
     Packs are recorded by the plugin `aether_context.adk.ContextPackPlugin`.
 
     Exit codes: 0 fine, 1 a check failed or two packs differ, 2 wrong usage, 3 something is not there or the store
-    cannot be read.
+    cannot be read, 130 stopped by Ctrl-C.
     """
 
 

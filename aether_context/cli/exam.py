@@ -6,7 +6,7 @@ import asyncio
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, print_json, print_table, say, say_error
+from aether_context.cli.terminal import NOT_THERE, print_json, print_table, progress, say, say_error
 from aether_context.exam import Exam, Interval, hold_exam
 from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, AnswerReader, Mark
 from aether_context.exam.questions import KINDS
@@ -21,7 +21,7 @@ Answer from what was sent alone, in its own words. Answer with JSON only: {"answ
 
 def show_exam(url: str, *, reader: str | None, as_json: bool, **selection: str | None) -> int:
     store = packs.require(PackStore(url))
-    exam = hold_exam(store, reader=None if reader is None else _reader(reader), **selection)
+    exam = hold_exam(store, reader=None if reader is None else _reader(reader), advance=progress, **selection)
     rows = [("all", _figures(exam)), *((kind, _figures(exam, kind=kind)) for kind in KINDS)]
     rows += [(distance, _figures(exam, distance=distance)) for distance in (*DISTANCES.values(), LAST, NOTES)]
     total = exam.total

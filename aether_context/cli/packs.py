@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, moment, one_line, print_json, print_table, progress, say, say_error
+from aether_context.cli.terminal import NOT_THERE, moment, one_line, print_json, print_table, say, say_error, watched
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.reading import session_packs
 from aether_context.store import Manifest, PackStore
@@ -65,7 +65,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     listed = store.listed(**selection)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
     shown = dict(list(listed.items())[-limit:]) if limit else listed
-    for place, manifest, _ in progress(store.calls(shown), len(shown)):
+    for place, manifest, _ in watched(store.calls(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": one_line(manifest)})

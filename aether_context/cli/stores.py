@@ -5,10 +5,11 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from dataclasses import asdict
+from functools import partial
 
 from aether_context.canonical import JSON
 from aether_context.cli import packs
-from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, say, say_error
+from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, progress, say, say_error, watched
 from aether_context.errors import PackNotFound, PolicyError, StoreError
 from aether_context.store import PackStore
 from aether_context.store.packs import name_of
@@ -26,10 +27,14 @@ def show_verification(
     places = [packs.find(store, pack_id, selection["session"]) for pack_id in pack_ids]
     if places:
         verifier = Verifier(store, replays=replays)
-        faults = {store.files.below_base(name): fault for name in sorted(places) if (fault := verifier.fault(name))}
+        faults = {
+            store.files.below_base(name): fault
+            for name in watched(sorted(places), len(places))
+            if (fault := verifier.fault(name))
+        }
         verification = Verification(packs=len(places), faults=faults, unrecorded=verifier.unrecorded)
     else:
-        verification = verify(store, replays=replays, selection=selection)
+        verification = verify(store, replays=replays, selection=selection, advance=progress)
     if not verification.packs and not verification.faults:
         raise PackNotFound(f"no packs{packs.whose(**selection)} in {packs.require(store).url}")
     failed = sum("/packs/" in path for path in verification.faults)
@@ -80,7 +85,7 @@ def forget_files(
             packs.require(store)
             raise PackNotFound(f"nothing{whose} is in {store.url}")
     for plan in plans.values() if delete else ():
-        carry_out(store, plan)
+        carry_out(store, plan, partial(progress, noun="files"))
     _show(store, plans, whose, delete, as_json)
     return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import datetime
 import sys
+import time
 import unicodedata
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
@@ -19,11 +20,12 @@ from aether_context import errors
 from aether_context.canonical import JSON, canonical_json
 from aether_context.text.decoding import escaped
 
-FAILED, WRONG_USAGE, NOT_THERE = 1, 2, 3
+FAILED, WRONG_USAGE, NOT_THERE, STOPPED = 1, 2, 3, 130
 """Exit codes; 0 is fine."""
 
 _MOST_IN_CELL = 80
-_MANY = 1_000
+_SECONDS = 0.1
+"""Between two figures of `progress`."""
 _Item = TypeVar("_Item")
 
 
@@ -56,13 +58,27 @@ def say_error(text: object, colour: str | None = None) -> None:
     click.secho(one_line(text), fg=colour, err=True)
 
 
-def progress(items: Iterator[_Item], total: int) -> Iterator[_Item]:
-    """The items; where there are many, a terminal's stderr shows how many are done."""
-    if total < _MANY or not sys.stderr.isatty():
-        yield from items
-        return
-    with click.progressbar(items, length=total, label="packs", show_pos=True, file=sys.stderr) as bar:
-        yield from bar
+class _Progress:
+    """The way that a command has come, on a line of a terminal's stderr; ``reached`` says it, empty at the end."""
+
+    reached, _shown_at = "", 0.0
+
+    def __call__(self, done: int, total: int, noun: str = "packs") -> None:
+        self.reached = f"{done:,} of {total:,} {noun}" if done < total else ""
+        if sys.stderr.isatty() and (not self.reached or time.monotonic() > self._shown_at + _SECONDS):
+            self._shown_at = time.monotonic()
+            click.echo(f"\r\033[K{self.reached}", err=True, nl=False)
+
+
+progress = _Progress()
+
+
+def watched(items: Iterable[_Item], total: int) -> Iterator[_Item]:
+    """The items, of which `progress` counts those that are done."""
+    for done, item in enumerate(items):
+        progress(done, total)
+        yield item
+    progress(total, total)
 
 
 def print_json(value: JSON) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import tomli_w
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.cli.terminal import FAILED, head, print_json, print_table, say, say_error
+from aether_context.cli.terminal import FAILED, head, print_json, print_table, progress, say, say_error
 from aether_context.policy import PackPolicy, differing, merged
 from aether_context.tuning.tuner import Recordings, Tuner, executor, grid
 from aether_context.tuning.verdict import Compared, TuningVerdict, adjusted
@@ -34,7 +35,7 @@ def tune(
     base_policy = None if base is None else PackPolicy.load(base)
     checked_policy = None if check is None else PackPolicy.load(check)
     with executor(jobs, scheduler) as workers:
-        tuner = Tuner(urls, workers, base=base_policy, seed=seed)
+        tuner = Tuner(urls, workers, base=base_policy, seed=seed, advance=partial(progress, noun="sessions"))
         found = [tuner.recordings(profile) for profile in dict.fromkeys(profiles) or tuner.profiles]
         if checked_policy is None:
             verdicts = adjusted([tuner.tune(recordings, margin=margin, spend=spend) for recordings in found])

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass, field, replace
 from aether_context.canonical import JSON
 from aether_context.cli import packs
 from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, progress, say, say_error
+from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
 from aether_context.errors import AetherContextError
 from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
@@ -72,7 +72,7 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     compared = Comparison()
 
     listed = store.listed(**selection)
-    for _, manifest, outcome in progress(store.calls(listed, outcomes=True), len(listed)):
+    for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
             continue

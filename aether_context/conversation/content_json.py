@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from functools import lru_cache
 from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text, without_surrogates
@@ -23,6 +24,7 @@ def content_from_wire(wire: str) -> Content:
     return _content(value.get("role") or "", parts, wire)
 
 
+@lru_cache(maxsize=4)
 def text_part(text: str) -> Part:
     """A part of this package's own, with escapes for lone surrogates: it quotes what was not read from a content."""
     return part_of({"text": without_surrogates(text)})

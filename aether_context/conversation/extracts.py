@@ -15,6 +15,7 @@ from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Content, Part
+from aether_context.retrieval import telling_words
 from aether_context.text.decoding import said_once
 from aether_context.text.entities import SCHEME
 from aether_context.text.shorten import level, shorten
@@ -42,7 +43,7 @@ def query_of(contents: Sequence[Content], index: int, request_index: int | None)
         for at in range(index - 1, -1, -1)
     )
     arguments = next((joined for texts in calls if (joined := " ".join(texts))), "")
-    return f"{arguments}\n{words_before(contents, index, request_index)}"
+    return f"{arguments}\n{telling_words(words_before(contents, index, request_index))}"
 
 
 def words_before(contents: Sequence[Content], index: int, request_index: int | None) -> str:

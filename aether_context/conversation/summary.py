@@ -149,8 +149,9 @@ def can_be_read(content: Content, media: Mapping[str, str]) -> bool:
 _USER = "- user: "
 _MISSING = "- messages left out: "
 _COUNT = re.compile(rf"^{_MISSING}(\d{{1,9}})$", re.MULTILINE)
-_SHARES_OF_A_MESSAGE, _LEAST_QUOTED = 3, 48
-"""A message takes at most one of so many shares of a summary, or so many tokens where these are more."""
+_SHARES_OF_A_MESSAGE, _LEAST_QUOTED, _MOST_QUOTED = 3, 48, 40_000
+"""A message takes at most one of so many shares of a summary, or so many tokens where these are more, out of its first
+characters."""
 _AGENT_CHARACTERS = 300
 _OTHER_MEANING = frozenset({"user", "model", "used", "written", "seen"})
 """First words of lines that are no agents' names: the roles in this conversation, and the titles of entity tables."""
@@ -186,8 +187,7 @@ def summarize(
     by_people += [content.role == "user" and not content.agent for content in messages]
     texts = [bullet.partition(": ")[2] for bullet in earlier_bullets]
     for content, is_persons in zip(messages, by_people[len(texts) :], strict=True):
-        words = content.words if is_persons else content.words[: 4 * _AGENT_CHARACTERS]
-        texts.append(without_small_talk(words))
+        texts.append(without_small_talk(content.words[: _MOST_QUOTED if is_persons else 4 * _AGENT_CHARACTERS]))
     marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
     marks += [" ".join(marks_of(content, media)) for content in messages]
     ranked = sorted(

@@ -190,18 +190,27 @@ class Exam:
         return paired_difference([100 * part / whole for part, whole in pairs if whole], 0)
 
 
-def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **selection: str | None) -> Exam:
+def hold_exam(
+    store: PackStore | str,
+    *,
+    reader: AnswerReader | None = None,
+    advance: Callable[[int, int], object] = lambda done, total: None,
+    **selection: str | None,
+) -> Exam:
     """Examines recorded sessions: what their later requests still hold of what was said before.
 
     Args:
         reader: also answers a few questions from the last request of each agent.
+        advance: called with the number of packs that are done, and of all.
         selection: ``app``, ``user`` and ``session`` of those to examine; all by default.
 
     Raises:
         PackNotFound: there are no such packs.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
-    marked = {folder.name: mark_session(folder, reader) for folder in folders([store], **selection)}
+    sessions, done = folders([store], **selection), count(1)
+    total = sum(len(folder.places) for folder in sessions)
+    marked = {folder.name: mark_session(folder, reader, lambda: advance(next(done), total)) for folder in sessions}
     if not marked:
         raise PackNotFound(f"no packs of such sessions in {store.url}")
     return Exam(
@@ -210,7 +219,9 @@ def hold_exam(store: PackStore | str, *, reader: AnswerReader | None = None, **s
     )
 
 
-def mark_session(folder: SessionFolder, reader: AnswerReader | None = None) -> SessionMarks | str:
+def mark_session(
+    folder: SessionFolder, reader: AnswerReader | None = None, advance: Callable[[], object] = lambda: None
+) -> SessionMarks | str:
     """The marks of one session; a text says why it cannot be examined."""
     marks = SessionMarks(name=folder.name)
     try:
@@ -220,6 +231,7 @@ def mark_session(folder: SessionFolder, reader: AnswerReader | None = None) -> S
             for number, call in enumerate(session.calls):
                 pack = replayer.replay(call.manifest).pack
                 asked = examiner.mark(number, pack, marks)
+                advance()
             if reader is not None:
                 text = "\n".join(request_texts(pack))
                 for question in sorted(asked, key=lambda question: hash_text(question.text))[:_MOST_READ]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve
+from aether_context.retrieval.ranking import Left, Ranking, answers, query_for, rank, retrieve, telling_words
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import ranked, tool_scores
@@ -24,6 +24,7 @@ __all__ = [
     "ranked",
     "register_embedder",
     "retrieve",
+    "telling_words",
     "tool_scores",
 ]
 

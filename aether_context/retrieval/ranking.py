@@ -219,8 +219,9 @@ _MOST_ASKED, _ASKED_CHARACTERS, _REACH = 12, 4_000, 200
 """So many places of each mark are looked at from either end, and so many sentences taken; characters of all of them,
 and of one before its mark and behind it."""
 _MOST_RARE, _LONGEST_RARE = 200, 60
-_COUNTED_AT_A_TIME = 20_000
-"""Words, so that other threads have their turn in between."""
+_COUNTED, _COUNTED_AT_A_TIME = 500_000, 20_000
+"""Characters from either end whose words are counted, and words of them at a time, so that other threads have their
+turn in between."""
 
 
 @lru_cache(maxsize=8)
@@ -233,15 +234,17 @@ def telling_words(text: str, redact: tuple[str, ...] = ()) -> str:
     """
     if len(text) <= _LONGEST_QUERY:
         return text
-    uncounted = masked = masker(redact)(text)
+    masked = masker(redact)(text)
+    uncounted = masked[:_COUNTED] + masked[_COUNTED:][-_COUNTED:]
     counts = Counter[str]()
     while uncounted:
-        words = uncounted.split(None, _COUNTED_AT_A_TIME)
-        counts.update(words[:_COUNTED_AT_A_TIME])
-        uncounted = "".join(words[_COUNTED_AT_A_TIME:])
+        *words, uncounted = [*uncounted.split(None, _COUNTED_AT_A_TIME), ""][: _COUNTED_AT_A_TIME + 1]
+        counts.update(words)
+    words = [word for word in counts if 4 <= len(word) <= _LONGEST_RARE]
+    highest = sorted(counts[word] for word in words)[:_MOST_RARE][-1:]
     rare = nsmallest(
         _MOST_RARE,
-        (word for word in counts if 4 <= len(word) <= _LONGEST_RARE),
+        (word for word in words if [counts[word]] <= highest),
         key=lambda word: (counts[word], word.strip("\"'.,;:!?()").isalpha() and word[1:].islower(), -len(word), word),
     )
     return f"{asking_words(masked)}\n{' '.join(rare)}"[:_LONGEST_QUERY]
@@ -262,11 +265,11 @@ def asking_words(text: str) -> str:
             if first < 0 or last < 0:
                 break
     inside = sorted(at for at in places if _EDGE <= at < len(text) - _EDGE)
-    found = (
+    asking = (
         "".join((*sentences(text[at - _REACH : at])[-1:], *sentences(text[at : at + _REACH])[:1])).strip()
         for at in dict.fromkeys((*inside[:_MOST_ASKED], *inside[-_MOST_ASKED:]))
     )
-    return "\n".join((text[:_EDGE], "\n".join(dict.fromkeys(found))[:_ASKED_CHARACTERS], text[-_EDGE:]))
+    return "\n".join((text[:_EDGE], "\n".join(dict.fromkeys(asking))[:_ASKED_CHARACTERS], text[-_EDGE:]))
 
 
 _MANY = re.compile(

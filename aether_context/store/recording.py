@@ -309,7 +309,7 @@ def _first_words(request: Request) -> str:
     """The text of the message that is answered, at an invocation's first call."""
     if request.request_index is None or not request.first_call:
         return ""
-    return " ".join(request.contents[request.request_index].words.split())[:_MOST_WORDS]
+    return " ".join(request.contents[request.request_index].words[: 10 * _MOST_WORDS].split())[:_MOST_WORDS]
 
 
 def _without_texts(epoch: Epoch) -> tuple[Epoch, dict[str, str]]:

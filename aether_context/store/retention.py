@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
@@ -137,15 +137,22 @@ def all_of(store: PackStore, app: str, user: str, session: str | None = None) ->
     return Removal(files=_in_order(entries), foreign=foreign, folders=tuple(folders))
 
 
-def carry_out(store: PackStore, plan: Removal) -> None:
-    """Deletes the files of a plan; first what waits on this machine to be written there."""
+def carry_out(
+    store: PackStore, plan: Removal, advance: Callable[[int, int], object] = lambda done, total: None
+) -> None:
+    """Deletes the files of a plan; first what waits on this machine to be written there.
+
+    Args:
+        advance: called with the number of files that are gone, and of all.
+    """
     if (spool := spool_of(store.files)) is not None:
         spool.forget(plan.folders)
         spool.drop(file.path for file in plan.files)
     for key, of_session in plan.forgotten:
         store.note_forgotten(*key, of_session)
-    for file in plan.files:
+    for done, file in enumerate(plan.files, start=1):
         store.files.delete(file.path)
+        advance(done, len(plan.files))
 
 
 def _entries(store: PackStore, owner: str) -> tuple[list[StoreEntry], int]:

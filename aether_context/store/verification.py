@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from itertools import count
 from typing import Any, Protocol
 
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
@@ -72,8 +73,12 @@ class Verifier:
         """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
         self._parts: dict[str, Parts | AetherContextError] = {}
 
-    def faults(self, places: Sequence[str]) -> dict[str, str]:
-        """Describes the faults of a session's packs, by their places; empty for each without any."""
+    def faults(self, places: Sequence[str], advance: Callable[[], object] = lambda: None) -> dict[str, str]:
+        """Describes the faults of a session's packs, by their places; empty for each without any.
+
+        Args:
+            advance: called behind each pack.
+        """
 
         def read_parts(pack_path: str) -> Parts | AetherContextError:
             try:
@@ -85,6 +90,7 @@ class Verifier:
         for pack_path, parts in zip(places, self.store.files.ahead(read_parts, places), strict=True):
             self._parts[pack_path] = parts
             faults[pack_path] = self.fault(pack_path)
+            advance()
         return faults
 
     def fault(self, pack_path: str, *, chain: bool = False) -> str:
@@ -165,6 +171,7 @@ def verify(
     *,
     replays: bool = False,
     selection: Mapping[str, str | None] = NOTHING,
+    advance: Callable[[int, int], object] = lambda done, total: None,
 ) -> Verification:
     """Checks every file of a store, or of one session with those that its user's sessions share.
 
@@ -178,6 +185,7 @@ def verify(
         replays: whether to build each request again and compare it with the recorded one, too.
         selection: by ``app``, ``user`` and ``session``, whose sessions to check; a session that is not named in it, or
             is None, is any.
+        advance: called with the number of packs that are done, and of all.
     """
     store = store if isinstance(store, PackStore) else PackStore(store)
     root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
@@ -194,12 +202,13 @@ def verify(
         else:
             entries[entry.session].append(entry)
     other_files = _OtherFiles(store, entries)
-    for folder, of_folder in sorted(entries.items()):
-        if folder and segments.get("session") not in (None, folder.rsplit("/", 1)[-1]):
-            continue
+    ending = segments.get("session")
+    folders = [folder for folder in sorted(entries) if not folder or ending in (None, folder.rsplit("/", 1)[-1])]
+    total, done = sum(entry.kind == "pack" for folder in folders for entry in entries[folder]), count(1)
+    for folder, of_folder in ((folder, entries[folder]) for folder in folders):
         manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
-        faults = verifier.faults(places)
+        faults = verifier.faults(places, lambda: advance(next(done), total))
         for pack_path in places:
             with suppress(AetherContextError):
                 manifests.append(verifier.manifest(pack_path))

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor, ProcessPoolExecutor, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from itertools import permutations
 from multiprocessing import get_context
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, PolicyError, StoreUnavailable
@@ -21,6 +22,8 @@ from aether_context.pack import FLEXIBLE_LAYERS, Layer
 from aether_context.policy import PackPolicy
 from aether_context.tuning.simulation import Played, play
 from aether_context.tuning.verdict import Compared, Outcomes, TuningVerdict, checked, compare, decide, search
+
+_Result = TypeVar("_Result")
 
 
 @contextmanager
@@ -43,13 +46,16 @@ def executor(jobs: int | None = None, scheduler: str | None = None) -> Iterator[
             raise StoreUnavailable(f"no Dask scheduler answers at {scheduler}: {error}") from error
         with client, client.get_executor(pure=False) as workers:  # type: ignore[no-untyped-call]
             yield workers
-    elif jobs == 1:
-        with ThreadPoolExecutor(1) as workers:
+        return
+    # Started anew, since a fork copies locks that other threads hold; Ctrl-C is for the process that gives them work.
+    ignored = {"initializer": signal.signal, "initargs": (signal.SIGINT, signal.SIG_IGN)}
+    processes = partial(ProcessPoolExecutor, jobs or os.cpu_count(), mp_context=get_context("spawn"), **ignored)
+    with ThreadPoolExecutor(1) if jobs == 1 else processes() as workers:
+        try:
             yield workers
-    else:
-        # Started anew, since a fork copies locks that other threads hold.
-        with ProcessPoolExecutor(jobs or os.cpu_count(), mp_context=get_context("spawn")) as workers:
-            yield workers
+        except KeyboardInterrupt:
+            workers.shutdown(wait=False, cancel_futures=True)
+            raise
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,22 +83,29 @@ class Tuner:
     Args:
         base: the policy that others are compared with; None takes the recorded ones.
         seed: seed of the halves and of the intervals.
+        advance: called with the number of sessions that are read or played, and of all.
 
     Raises:
         PackNotFound: the stores hold no packs, or none that can be read.
     """
 
     def __init__(
-        self, urls: Sequence[str], executor: Executor, *, base: PackPolicy | None = None, seed: int = 0
+        self,
+        urls: Sequence[str],
+        executor: Executor,
+        *,
+        base: PackPolicy | None = None,
+        seed: int = 0,
+        advance: Callable[[int, int], object] = lambda done, total: None,
     ) -> None:
-        self._executor, self._base, self._seed = executor, base, seed
+        self._executor, self._base, self._seed, self._advance = executor, base, seed, advance
         all_folders = folders(urls)
         if not all_folders:
             raise PackNotFound(f"no packs in {', '.join(urls)}: give the store that a plugin writes to")
         self._recorded: dict[SessionFolder, Mapping[tuple[str, str], int]] = {}
         self.unusable: dict[str, str] = {}
         self.calls, self.same = Counter[str](), Counter[str]()
-        for folder, policies in zip(all_folders, executor.map(recorded_policies, all_folders), strict=True):
+        for folder, policies in self._each(recorded_policies, all_folders):
             if isinstance(policies, str):
                 self.unusable[folder.name] = policies
             else:
@@ -152,13 +165,21 @@ class Tuner:
         base_outcome, checked_outcome = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
         return checked(compare(base_outcome, checked_outcome, self._seed), margin)
 
+    def _each(
+        self, act: Callable[[SessionFolder], _Result], picked: Sequence[SessionFolder]
+    ) -> Iterator[tuple[SessionFolder, _Result]]:
+        """Sessions with the results of an act on each, which `executor` carries out."""
+        self._advance(0, len(picked))
+        for done, result in enumerate(self._executor.map(act, picked)):
+            yield picked[done], result
+            self._advance(done + 1, len(picked))
+
     def _play(
         self, recordings: Recordings, picked: Sequence[SessionFolder], policies: Sequence[PackPolicy]
     ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
-        results = self._executor.map(partial(play, profile=recordings.profile, policies=policies), picked)
-        for folder, played in zip(picked, results, strict=True):
+        for folder, played in self._each(partial(play, profile=recordings.profile, policies=policies), picked):
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]
                 continue
