@@ -249,7 +249,9 @@ def _effect(order: str, sentence: str, uses: Set[str]) -> str:
     earlier, later = _traits(order), _traits(sentence)
     language = _language(earlier.hits, later.hits)
     about = _subject(order, language)
-    if not uses and earlier.kinds.isdisjoint(later.kinds):  # as of most pairs: each order is compared with each sentence
+    if not uses and earlier.kinds.isdisjoint(
+        later.kinds
+    ):  # as of most pairs: each order is compared with each sentence
         return "replaces" if about and about == _subject(sentence, language) else ""
     lifted = list[Set[str]]()
     # "You can push to main" lifts a ban, "you need not push to main" lifts none.

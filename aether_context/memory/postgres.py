@@ -64,7 +64,8 @@ CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit
 CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread));
 COMMENT ON TABLE forgotten IS 'format {_FORMAT}'
 """
-_LOOK = """SELECT to_regclass(%s) IS NOT NULL, coalesce(obj_description(to_regclass(%s), 'pg_class'), 'format 1'),
+_STATE_OF_TABLES = """SELECT to_regclass(%s) IS NOT NULL,
+    coalesce(obj_description(to_regclass(%s), 'pg_class'), 'format 1'),
     current_setting('transaction_read_only')"""
 _INSERT = f"COPY memories (owner, {', '.join(MemoryRow._fields)}, words) FROM STDIN".encode()
 _SEARCH = """WITH by_word AS (
@@ -219,7 +220,7 @@ class PostgresMemories(Backend):
         start at once take turns."""
         schema = self._path.rstrip(", ")
         table = f"{schema}.forgotten"
-        (there, version, read_only), *_ = cursor.execute(_LOOK, (table, table)).fetchall()
+        (there, version, read_only), *_ = cursor.execute(_STATE_OF_TABLES, (table, table)).fetchall()
         if there and version == f"format {_FORMAT}":
             return
         if there:
@@ -266,9 +267,9 @@ _warned: set[object] = set()
 
 def _is_news(record: logging.LogRecord) -> bool:
     """Tells whether a line of the pools' log is no warning, of another's pool, or the first of its kind."""
-    places = [arg for arg in record.args or () if isinstance(arg, _Connection) or str(arg).startswith(_POOL)]
-    kind = (record.msg, *(place for place in places if isinstance(place, str)))
-    is_news = record.levelno < logging.WARNING or not places or kind not in _warned
+    ours = [arg for arg in record.args or () if isinstance(arg, _Connection) or str(arg).startswith(_POOL)]
+    kind = (record.msg, *(arg for arg in ours if isinstance(arg, str)))
+    is_news = record.levelno < logging.WARNING or not ours or kind not in _warned
     _warned.add(kind)
     return is_news
 

@@ -69,10 +69,9 @@ def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
 
 def next_step(plan: PlanShape, current: StepShape) -> str:
     """The first step that can be claimed once the current one is done, as one line; empty where none can."""
-    done = done_steps(plan.steps) | {current.id}
-    name = current.id or current.text
-    others = (step for step in plan.steps if step.status == "ready" and (step.id or step.text) != name)
-    step = next((step for step in others if done.issuperset(step.depends_on)), StepShape())
+    done, name = done_steps(plan.steps) | {current.id}, current.id or current.text
+    later = [step for step in plan.steps if step.status == "ready" and (step.id or step.text) != name]
+    step = next((step for step in later if done.issuperset(step.depends_on)), StepShape())
     return ": ".join(filter(None, (step.id, *step.text.splitlines()[:1])))
 
 
