@@ -95,9 +95,12 @@ def _data() -> Mapping[str, Any]:
 def _rules() -> Mapping[str, Sequence[_Rule]]:
     rules: dict[str, list[_Rule]] = {name: [] for name in RULES}
     for rule in _data()["rules"]:
-        near = dict.fromkeys(rule["near"], (rule["pattern"],)) if "near" in rule else None
+        pattern = rule["pattern"]
+        for name, part in _data()["parts"].items():
+            pattern = pattern.replace(name.upper(), part)
+        near = dict.fromkeys(rule["near"], (pattern,)) if "near" in rule else None
         check = _CHECKS.get(rule.get("check", ""), len)
-        rules[rule["name"]].append(_Rule(f"[{rule['name']}]", rule["pattern"], near, rule.get("needs", ""), check))
+        rules[rule["name"]].append(_Rule(f"[{rule['name']}]", pattern, near, rule.get("needs", ""), check))
     tokens: dict[str, list[str]] = {}
     token_rules = _data()["tokens"]
     kept_rules = token_rules["betterleaks"].values()
@@ -114,6 +117,11 @@ def _rules() -> Mapping[str, Sequence[_Rule]]:
 
 
 _compiled: Callable[[str], re.Pattern[str]] = cache(re.compile)
+
+
+def _part(name: str) -> re.Pattern[str]:
+    """A part of the rules for passwords, for keys and values of JSON."""
+    return _compiled(f"(?x){_data()['parts'][name]}")
 
 
 @lru_cache(maxsize=64)
@@ -159,11 +167,6 @@ _CHECKS: Mapping[str, Callable[[str], int]] = {
     "address": _address,
     "digits": lambda text: len(text) if 7 <= sum(map(str.isdecimal, text)) <= 17 else 0,
 }
-_NAMES = re.compile(
-    r"(?i)pass(?:word|wd|phrase|code|wort)|kennwort|_pass\b|pwd|credential|(?:client|app|consumer|shared)[_-]?secret"
-    r"|(?:api|access|account|private|encryption|signing|secret)[_-]?key|(^secret$)"
-)
-"""Keys of JSON under which passwords stand, whatever they look like."""
 _OTHER_NAMES = re.compile(r"(?i)token|secret|authorization|cookie|session")
 _IS_RANDOM = re.compile(r"(?=\D{0,60}\d)(?=[^A-Za-z]{0,60}[A-Za-z])\S{8,}")
 
@@ -239,7 +242,10 @@ class Masker:
     def _is_password(self, name: str, value: JSON) -> bool:
         if not self._masks_passwords or not isinstance(value, (str, int, float)) or value in ("", True, False):
             return False
-        return bool(_NAMES.search(name) or (_OTHER_NAMES.search(name) and _IS_RANDOM.fullmatch(str(value))))
+        if _part("placeholders").fullmatch(str(value)) or _part("ordinary").fullmatch(str(value)):
+            return False
+        is_named = name == "secret" or _part("names").search(name)
+        return bool(is_named or (_OTHER_NAMES.search(name) and _IS_RANDOM.fullmatch(str(value))))
 
 
 def _expression(pattern: str) -> re.Pattern[str]:

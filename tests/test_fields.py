@@ -133,7 +133,7 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
     assert len(replays) > 1
     calls = [data for data in replays if b'"function_call"' in data]
     assert calls
-    assert [data for data in calls if b'"name":"' + SECRET.encode() in data] == []
+    assert [name for name, data in written(chat) if SECRET.encode() in data] == []
     chat.replays()
 
 
@@ -144,11 +144,32 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
         f"MTk4NjIyNDgzNDcxOTI1MjQ4.{'aB3' * 2}.{'d4E' * 9}",
         "password: hunter22",
         "api_key = 'abcdef12'",
+        "DB_PASSWORD=${x}y",
+        "DB_PASS=hunter22",
+        "password=${X:-hunter22}",
     ],
 )
 def test_tokens_and_passwords_are_masked(secret: str) -> None:
     value = secret.split(" ")[-1].strip("'")
     assert value not in masker(("secrets",))(f"It is {secret} as of today")
+
+
+@pytest.mark.parametrize(
+    ("members", "is_masked"),
+    [
+        (
+            {"api_key_header": "X-Api-Key", "apiKeyHeader": "X-Api-Key", "password_reset_url": "https://a.example"},
+            False,
+        ),
+        ({"password": "${API_KEY}", "api_key": "<your key>", "client_secret": "os.environ['KEY']"}, False),
+        ({"token": "${GH1_TOKEN}", "secret": "{{ secret_1 }}", "pwd": "string"}, False),
+        ({"password": "${API_KEY}x", "api_key": "x<your key>", "secret": "hunter", "DB Password (new)": "a b"}, True),
+        ({"password": 1234, "db_pass": "hunter22", "client_secret": "${X:-hunter22}", "token": "abcd1234"}, True),
+    ],
+)
+def test_under_the_name_of_a_password_all_but_placeholders_is_masked(members: dict[str, Any], is_masked: bool) -> None:
+    expected = dict.fromkeys(members, "[password]") if is_masked else members
+    assert masker(("secrets",)).json(members) == expected
 
 
 @pytest.mark.parametrize(

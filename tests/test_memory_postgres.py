@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
 import threading
+import time
 from collections.abc import Iterator
 
 import pytest
@@ -189,3 +191,46 @@ def test_the_reason_of_a_server_that_lets_nobody_in_is_named(
         with pytest.raises(StoreUnavailable, match=reason):
             service.memories.search("shop", "ann", ASK, 5)
     service.memories.close()
+
+
+def test_tables_of_a_later_version_are_refused_by_name(postgres: Server) -> None:
+    uri = postgres.uri("of_later")
+    HybridMemoryService(uri).memories.close()
+    assert postgres.execute("SELECT obj_description('of_later.forgotten'::regclass)") == [("format 1",)]
+    postgres.execute("COMMENT ON TABLE of_later.forgotten IS 'format 2'")
+    with pytest.raises(StoreError, match="are of format 2, not 1: a later version reads them"):
+        HybridMemoryService(uri)
+    postgres.execute("COMMENT ON TABLE of_later.forgotten IS NULL")  # as of those that had no version yet
+    HybridMemoryService(uri).memories.close()
+
+
+def test_a_read_only_server_is_read_and_nothing_is_made_there(postgres: Server) -> None:
+    uri = postgres.uri()
+    read_only = f"{uri}&options=-c%20default_transaction_read_only%3Don"
+    with pytest.raises(StoreError, match="has no tables and is read-only"):
+        HybridMemoryService(read_only)
+    service = HybridMemoryService(uri)
+    service.memories.add("shop", "ann", [KEY])
+    service.memories.close()
+    service = HybridMemoryService(read_only)
+    assert names(service) == ["key"]
+    chat = Chat(memory=service, script=["Behind the clock."])
+    chat.say(ASK)
+    assert KEY.text in chat.sent[0].text
+    with pytest.raises(StoreError, match="read-only transaction"):
+        service.memories.add("shop", "ann", [Memory(name="other", text="The door is blue.")])
+    service.memories.close()
+
+
+def test_the_pools_own_warnings_come_once(postgres: Server, impatient: None, caplog: pytest.LogCaptureFixture) -> None:
+    service = HybridMemoryService(postgres.uri().replace("shop@", "nobody@"))
+    for _ in range(6):
+        with pytest.raises(StoreUnavailable):
+            service.memories.search("shop", "ann", ASK, 5)
+        time.sleep(0.1)
+    service.memories.close()
+    messages_of_pool = [record.msg for record in caplog.records if record.name == "psycopg.pool"]
+    assert len(messages_of_pool) == len({*messages_of_pool})
+    logging.getLogger("psycopg.pool").warning("error connecting in %r: %s", "another", "away")
+    logging.getLogger("psycopg.pool").warning("error connecting in %r: %s", "another", "away")
+    assert caplog.text.count("'another'") == 2

@@ -6,7 +6,7 @@ import re
 
 import pytest
 from packs import said
-from plans import small, turns
+from plans import small
 from scripted import Chat
 from wording import ORDERS_TITLE, SUMMARY_TITLE
 
@@ -15,6 +15,8 @@ from aether_context.conversation.summary import Recap, recap
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
+
+PAGES = [f"Page {at}. {'It rained in the hills. ' * 80}" for at in range(3)]
 
 
 def orders(*texts: str) -> list[str]:
@@ -278,22 +280,23 @@ def test_agents_and_tools_give_no_orders():
 
 
 def test_an_order_is_in_every_request_after_its_cut_and_gone_when_it_is_taken_back():
-    chat = Chat(policy=small(3_000))
-    chat.say("Hello. I would only want e2e tests for AgentSession.", *turns(30))
+    chat = Chat(policy=small(1_000))
+    chat.say("Hello. I would only want e2e tests for AgentSession.", *PAGES)
     summaries = [sent.text for sent in chat.sent if SUMMARY_TITLE in sent.text]
-    assert len(summaries) > 5
+    assert len(summaries) > 1
     for text in summaries:
         summary = text[text.index(SUMMARY_TITLE) :]
         assert summary.split("\n")[1:3] == [ORDERS_TITLE, "  I would only want e2e tests for AgentSession."]
-    chat.say("You don't need to use only e2e tests for AgentSession any more.", *turns(30))
+    chat.say("You don't need to use only e2e tests for AgentSession any more.", *PAGES)
+    assert SUMMARY_TITLE in chat.sent[-1].text
     assert ORDERS_TITLE not in chat.sent[-1].text
 
 
 def test_a_summary_holds_the_new_value_alone():
-    chat = Chat(policy=small(3_000))
-    chat.say("Hello. From now on, always answer in French.", *turns(20))
+    chat = Chat(policy=small(1_000))
+    chat.say("Hello. From now on, always answer in French.", *PAGES)
     assert f"{ORDERS_TITLE}\n  From now on, always answer in French.\n" in chat.sent[-1].text
-    chat.say("You can go back to English now.", *turns(20))
+    chat.say("You can go back to English now.", *PAGES)
     assert f"{ORDERS_TITLE}\n  You can go back to English now.\n-" in chat.sent[-1].text
 
 

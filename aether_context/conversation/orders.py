@@ -11,6 +11,7 @@ import operator
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import cache, lru_cache
+from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -119,8 +120,8 @@ def requests_in(text: str) -> list[str]:
     for paragraph in _QUOTED.sub("\n", text).split("\n\n"):
         lines = paragraph.strip().splitlines()
         is_long = len(lines) > _MOST_LINES
-        pieces = (piece for line in lines for piece in ([line] if len(line) <= _LONGEST else sentences(line)))
-        for words in map(str.strip, pieces):
+        texts = chain.from_iterable([line] if len(line) <= _LONGEST else sentences(line) for line in lines)
+        for words in map(str.strip, texts):
             is_request = words.endswith(("?", "？", "؟"))
             if not (is_request or is_long) and looked_at < _MOST_SCANNED:
                 looked_at += 1
@@ -168,12 +169,14 @@ def _on_line(sentence: str) -> str:
 class _Traits(NamedTuple):
     """A sentence as others are compared with it.
 
-    ``hits`` counts its stop words by language. ``scopes`` holds by each kind of value in it what stands beside those.
+    ``hits`` counts its stop words by language. ``scopes`` holds by each kind of value in it what stands beside those,
+    ``kinds`` are these kinds without numbers.
     """
 
     hits: tuple[int, ...]
     scopes: Mapping[str, str]
     negates: bool
+    kinds: frozenset[str]
 
 
 @lru_cache(maxsize=4_096)
@@ -185,6 +188,7 @@ def _traits(sentence: str) -> _Traits:
         tuple(len(words.intersection(tables[name]["stop"].split())) for name in _STEMMERS),
         {kind: rule("number").sub(" ", rule(kind).sub(" ", text)) for kind in kinds},
         rule("negates").search(text) is not None,
+        frozenset(kinds) - {"number"},
     )
 
 
@@ -244,7 +248,12 @@ def _effect(order: str, sentence: str, uses: Set[str]) -> str:
     """
     earlier, later = _traits(order), _traits(sentence)
     language = _language(earlier.hits, later.hits)
-    about, lifted = _subject(order, language), list[Set[str]]()
+    about = _subject(order, language)
+    if not uses and earlier.kinds.isdisjoint(
+        later.kinds
+    ):  # as of most pairs: each order is compared with each sentence
+        return "replaces" if about and about == _subject(sentence, language) else ""
+    lifted = list[Set[str]]()
     # "You can push to main" lifts a ban, "you need not push to main" lifts none.
     if not uses.isdisjoint({"lifts", "permits" if earlier.negates else "frees"}):
         lifted = [_subject(clause, language) for clause in (sentence, *_CLAUSE.split(sentence))]

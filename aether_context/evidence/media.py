@@ -54,8 +54,8 @@ _ENCODED = re.compile(
 """Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump, bytes as Python writes them. No part of
 a text is read often: a run begins where none of its alphabet stands before it."""
 _SIGNS = tuple(
-    re.compile(rf"(?:[{alphabet}]{{0,{least - 1}}}+[^{alphabet}]++)*+[{alphabet}]{{{least}}}")
-    for alphabet, least in ((r"A-Za-z0-9+/_-", 60), (r"\s\d,.:xa-fA-Fnrt\\+-", 48))
+    re.compile(rf"(?:[{alphabet}]{{0,{size - 1}}}+[^{alphabet}]++)*+[{alphabet}]{{{size}}}")
+    for alphabet, size in ((r"A-Za-z0-9+/_-", 60), (r"\s\d,.:xa-fA-Fnrt\\+-", 48))
 )
 """Long runs of an alphabet, of which data without ``data:`` or ``\\x`` has one. They look at each character once, which
 takes a third of the time of a search."""

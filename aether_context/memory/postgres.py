@@ -40,7 +40,7 @@ _GRACE_SECONDS = 1.0
 """So much longer a statement is waited for, since a server that is there cancels it by itself."""
 _PAUSE_SECONDS = 5.0
 """So long nothing is asked of a server that could not be reached."""
-_MOST_CONNECTIONS = 8
+_MOST_CONNECTIONS, _POOL = 8, "aether_context"
 _CANDIDATES = 100
 """So many are ranked that were found by words, and so many by meaning, as many with one term are looked at: which has
 more of them says little."""
@@ -49,7 +49,9 @@ _MOST_TERMS, _MOST_ASKED = 20_000, 32
 _SETTINGS = """SELECT set_config('search_path', %s || current_setting('search_path'), true),
     set_config('statement_timeout', %s, true), set_config('jit', 'off', true),
     set_config('enable_seqscan', 'off', true), set_config('gin_fuzzy_search_limit', '1000', true)"""
-_TABLES = """
+_FORMAT = 1
+"""The comment of the table that is made last names it; without a comment it is the first one."""
+_TABLES = f"""
 CREATE TABLE owners (owner uuid PRIMARY KEY, who text NOT NULL);
 CREATE TABLE memories (
     number bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY, owner uuid NOT NULL, named bigint NOT NULL,
@@ -59,8 +61,12 @@ CREATE TABLE memories (
 CREATE INDEX by_owner ON memories (owner, embedder, number) INCLUDE (bits, thread);
 CREATE INDEX by_standing ON memories (owner, number) WHERE standing;
 CREATE INDEX by_words ON memories USING gin (words) WITH (gin_pending_list_limit = 1024);
-CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread))
+CREATE TABLE forgotten (owner uuid, named bigint, thread bigint, PRIMARY KEY (owner, named, thread));
+COMMENT ON TABLE forgotten IS 'format {_FORMAT}'
 """
+_STATE_OF_TABLES = """SELECT to_regclass(%s) IS NOT NULL,
+    coalesce(obj_description(to_regclass(%s), 'pg_class'), 'format 1'),
+    current_setting('transaction_read_only')"""
 _INSERT = f"COPY memories (owner, {', '.join(MemoryRow._fields)}, words) FROM STDIN".encode()
 _SEARCH = """WITH by_word AS (
         SELECT number, ln(%(most)s * 1.0 / count(*) OVER (PARTITION BY asked)) AS weight
@@ -182,9 +188,11 @@ class PostgresMemories(Backend):
             pool.close()
 
     def _pool(self) -> ConnectionPool[_Connection]:
+        logging.getLogger("psycopg.pool").addFilter(_is_news)  # which changes nothing where it is there
         pool = self._pools.get(os.getpid()) or self._pools.setdefault(
             os.getpid(),
             ConnectionPool(
+                name=f"{_POOL} {self.name}",
                 connection_class=_Connection,
                 kwargs=self._parameters | {"client_encoding": "utf8", "prepare_threshold": None},
                 min_size=0,
@@ -208,14 +216,23 @@ class PostgresMemories(Backend):
             self._reason = f" ({_first_line(error)})"
 
     def _make_tables(self, cursor: psycopg.Cursor[Any]) -> None:
-        """Makes the tables where there are none. Processes that start at once take turns."""
+        """Makes the tables where there are none, so that a server that cannot be written to is read. Processes that
+        start at once take turns."""
         schema = self._path.rstrip(", ")
+        table = f"{schema}.forgotten"
+        (there, version, read_only), *_ = cursor.execute(_STATE_OF_TABLES, (table, table)).fetchall()
+        if there and version == f"format {_FORMAT}":
+            return
+        if there:
+            raise StoreError(f"the tables in {self.name} are of {version}, not {_FORMAT}: a later version reads them")
+        if read_only == "on":
+            raise StoreError(f"{self.name} has no tables and is read-only: name a server that can be written to, once")
         cursor.execute("SELECT pg_advisory_xact_lock(hashtextextended(%s, 0))", (schema,))
         try:
             cursor.execute("CREATE EXTENSION IF NOT EXISTS vector")
             if cursor.execute("SELECT to_regnamespace(%s)", (schema,)).fetchone() == (None,):
                 cursor.execute(f"CREATE SCHEMA {schema}".encode())
-            if cursor.execute("SELECT to_regclass(%s)", (f"{schema}.forgotten",)).fetchone() == (None,):
+            if cursor.execute("SELECT to_regclass(%s)", (table,)).fetchone() == (None,):
                 cursor.execute(_TABLES.encode())
         except psycopg.errors.InsufficientPrivilege as error:
             raise StoreError(
@@ -243,6 +260,18 @@ class _Connection(psycopg.Connection[tuple[Any, ...]]):
                 waits = gen.send(ready)
         except StopIteration as done:
             return done.value  # type: ignore[no-any-return]
+
+
+_warned: set[object] = set()
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Tells whether a line of the pools' log is no warning, of another's pool, or the first of its kind."""
+    ours = [arg for arg in record.args or () if isinstance(arg, _Connection) or str(arg).startswith(_POOL)]
+    kind = (record.msg, *(arg for arg in ours if isinstance(arg, str)))
+    is_news = record.levelno < logging.WARNING or not ours or kind not in _warned
+    _warned.add(kind)
+    return is_news
 
 
 def _word(owner: str, term: bytes) -> str:

@@ -177,16 +177,22 @@ def payload_text(
         instructions: the section that will stand between its two halves.
         wording: the lines that explain it.
     """
-    moved = max(0, min(_TOP_EVIDENCE, len(evidence) - 1))
-    top, other = evidence[:moved], evidence[moved:]
+    lines_by_address: dict[str, str] = {}
+    for candidate in evidence:  # the first one's line names the address, further ones continue it
+        address = _listed(candidate) or candidate.id
+        earlier = lines_by_address.get(address)
+        further = candidate.line.removeprefix(f"- {address}")
+        lines_by_address[address] = candidate.line if earlier is None else f"{earlier}\n {further}".rstrip()
+    evidence_lines = list(lines_by_address.values())
+    moved = max(0, min(_TOP_EVIDENCE, len(evidence_lines) - 1))
     head = _plan(step) + _sections(
         ("TOOLS", bullets(tool.signature for tool in tools)),
-        ("EVIDENCE", "\n".join(candidate.line for candidate in other)),
+        ("EVIDENCE", "\n".join(evidence_lines[moved:])),
         ("MEMORY", "\n".join(candidate.line for candidate in sorted(memory, key=_moment))),
     )
     tail = _sections(
         ("ACCEPTANCE", checklist(step)),
-        ("TOP EVIDENCE", "\n".join(candidate.line for candidate in top)),
+        ("TOP EVIDENCE", "\n".join(evidence_lines[:moved])),
     )
     if not (head or tail or instructions):
         return None

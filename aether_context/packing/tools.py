@@ -121,6 +121,8 @@ def _found_tool_names(content: Content) -> Iterator[str]:
 _EXAMPLE = re.compile(r"(?i)examples?\b[^:\n]{0,60}:|e\.g\.|for example\b|```")
 """Where an example begins: the word alone begins one where a colon follows on its line."""
 _MOST_NAMED, _LONGEST_NAME = 8, 60
+_RECORDS = re.compile(r"(?i)(?:add|keep|record|save|store)s?[ _]?[^.():]{0,40}evidence")
+"""Words of a tool that records evidence, in its name or its description."""
 _DESCRIPTION = 200
 _ARGUMENT = 80
 
@@ -138,6 +140,9 @@ def select_tools(draft: Draft) -> None:
         tools = tuple(trimmed(tool) if tool.name in names else tool for tool in scope.sent)
         scope = replace(scope, sent=tools, trimmed=names)
     draft.tools = scope
+    if not any(_RECORDS.search(tool.signature) for tool in scope.sent):
+        role_lines = tuple(line for line in draft.step.role_lines if not line.startswith("Record evidence"))
+        draft.step = replace(draft.step, role_lines=role_lines)
 
 
 def _narrowed(source: PackInput, settings: ToolSettings) -> ToolSelection:

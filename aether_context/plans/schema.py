@@ -207,7 +207,7 @@ class StepShape(Shape):
     open_questions: Lines | None = None
     """What is still to be clarified for it; without it, the plan's."""
     next: Lines = ()
-    """What comes after it; without it, the plan's."""
+    """What comes after it; without it, the plan's, else the first step of the board that can then be claimed."""
     profile: Profile = None
     """The policy profile for it; without it, the plan's."""
 

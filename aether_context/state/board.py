@@ -67,6 +67,14 @@ def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
     return tuple(step for step in steps if step.status == "ready" and done.issuperset(step.depends_on))
 
 
+def next_step(plan: PlanShape, current: StepShape) -> str:
+    """The first step that can be claimed once the current one is done, as one line; empty where none can."""
+    done, name = done_steps(plan.steps) | {current.id}, current.id or current.text
+    later = [step for step in plan.steps if step.status == "ready" and (step.id or step.text) != name]
+    step = next((step for step in later if done.issuperset(step.depends_on)), StepShape())
+    return ": ".join(filter(None, (step.id, *step.text.splitlines()[:1])))
+
+
 def acceptance_of(plan: PlanShape, step: StepShape) -> tuple[AcceptanceItem, ...]:
     """A step's checklist, or the plan's where the step has none."""
     return tuple(

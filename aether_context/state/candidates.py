@@ -14,7 +14,7 @@ from aether_context.pack import Candidate, Step, Validity, values_of
 from aether_context.plans import PlanShape, StepShape, parse_plan
 from aether_context.plans.parsing import lists_tools
 from aether_context.plans.schema import LONG_AGO, KnowledgeShape, NoteShape, Problems, opened, read_shape, read_tools
-from aether_context.state.board import acceptance_of, current_step, done_steps
+from aether_context.state.board import acceptance_of, current_step, done_steps, next_step
 
 _ROLES = Path(__file__).with_name("roles.json").read_text(encoding="utf-8")
 ROLES: Mapping[str, tuple[str, ...]] = {role: tuple(lines) for role, lines in json.loads(_ROLES).items()}
@@ -121,7 +121,7 @@ def _step(plan: PlanShape, step: StepShape, tools: tuple[str, ...] | None) -> St
         expected_tool_calls=calls if calls is not None else plan.expected_tool_calls,
         risk=risk,
         open_questions=questions if questions is not None else plan.open_questions,
-        next=step.next or plan.next,
+        next=step.next or plan.next or tuple(filter(None, [next_step(plan, step)])),
         tools=next((names for names in (step.tools, plan.tools, tools) if names is not None), None),
     )
 

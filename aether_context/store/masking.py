@@ -107,7 +107,7 @@ class MaskedContents:
     """
 
     def __init__(self, *, to_send: bool = False) -> None:
-        self._to_send = to_send
+        self.to_send = to_send
         self._known: SharedLRU[tuple[str, str, str], Content] = SharedLRU(_MOST_CONTENTS)
 
     def of(self, content: Content, mask: Masker) -> Content:
@@ -121,10 +121,10 @@ class MaskedContents:
         return content if masked.wire == content.wire else masked
 
     def _masked(self, part: Part, mask: Masker) -> Part:
-        if self._to_send and part.is_thought and part.is_signed:
+        if self.to_send and part.is_thought and part.is_signed:
             return part
         masked = masked_part(json.loads(part.wire), mask)
-        if self._to_send and part.is_signed and canonical_json(masked) != part.wire:
+        if self.to_send and part.is_signed and canonical_json(masked) != part.wire:
             masked["thought_signature"] = UNSIGNED
         media = {name: getattr(part, name) for name in ("size_bytes", "media_tokens", "media_count", "pages")}
         return part_of(masked, **media)
@@ -136,7 +136,7 @@ def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> P
     return source._replace(
         request=request._replace(
             system=mask(request.system),
-            tools=tuple(_tool(tool, mask) for tool in request.tools),
+            tools=tuple(_tool(tool, mask, contents) for tool in request.tools),
             other_tools=tuple(canonical_json(mask.json(json.loads(wire))) for wire in request.other_tools),
             contents=tuple(contents.of(content, mask) for content in request.contents),
         ),
@@ -167,9 +167,8 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
         if name in _FIELDS and isinstance(item, dict):  # ids stay
             inside = _FIELDS[name]
             masked[name] = item | ({inside: mask.json(item[inside])} if inside in item else {})
-            # A model may call a secret by its text; providers refuse brackets in a name.
-            if isinstance(tool := item.get("name"), str) and (written := mask(tool)) != tool:
-                masked[name] |= {"name": written.replace("[", "").replace("]", "")}
+            if isinstance(tool := item.get("name"), str):
+                masked[name] |= {"name": _tool_name(tool, mask)}
         elif name == "inline_data":  # its data is a hash
             masked[name] = item | mask.json({key: entry for key, entry in item.items() if key != "data"})
         else:
@@ -177,9 +176,17 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
     return masked
 
 
-def _tool(tool: Tool, mask: Masker) -> Tool:
+def _tool(tool: Tool, mask: Masker, contents: MaskedContents) -> Tool:
     wire = canonical_json(mask.json(json.loads(tool.wire)))
-    return tool if wire == tool.wire else replace(tool, wire=wire, signature=mask(tool.signature))
+    name = tool.name if contents.to_send else _tool_name(tool.name, mask)  # a model calls a tool by its own name
+    if (wire, name) == (tool.wire, tool.name):
+        return tool
+    return replace(tool, wire=wire, name=name, signature=mask(tool.signature))
+
+
+def _tool_name(name: str, mask: Masker) -> str:
+    """A name without a secret, of a tool that is called or declared by one; providers refuse brackets there."""
+    return name if (masked := mask(name)) == name else masked.replace("[", "").replace("]", "")
 
 
 def _key(text: str) -> str:

@@ -31,7 +31,7 @@ import gate
 from fsspec import AbstractFileSystem
 
 from aether_context import PackPolicy
-from aether_context.adk import ContextPackPlugin, bounds
+from aether_context.adk import ContextPackPlugin
 
 BOUNDS = {
     "append: functions": 0, "append: lines": 0,

@@ -141,7 +141,7 @@ async def search_memories(
                 memories.append(memory_candidate(wish.text, timestamp=wish.timestamp, name=wish.name, preference=True))
         except Exception as error:
             problems.append(f"preferences could not be read: {type(error).__name__}")
-    query = searched(_asked(call))
+    query = searched(_query_text(call))
     if preloaded or not query:
         return memories, ""
     query = await aside(len(query), partial(call.policy.mask, query))
@@ -177,7 +177,7 @@ async def search_memories(
         return memories, ""
 
 
-def _asked(call: ModelCall) -> str:
+def _query_text(call: ModelCall) -> str:
     """What a call's message and step tell of what to look for."""
     texts = (words_of(call.context.user_content), call.planned.step.text)
     return " ".join(telling_words(text, call.policy.redact) for text in texts if text)
@@ -191,7 +191,7 @@ def stored_results(
     if not records:
         return ()
     sent_uris = {uri for content in contents for answer in answers_in(content) for uri in artifact_uris(answer)}
-    words = query_words(_asked(call).casefold())
+    words = query_words(_query_text(call).casefold())
 
     def worth(record: EvidenceRecord) -> tuple[int, float, str]:
         text = f"{record.source} {record.query} {record.summary}".casefold()
