@@ -1,7 +1,7 @@
 """What all tests share: how many processes they take, and places to keep packs and artifacts in.
 
-Object stores are among those with ``-m integration``. ``pytest --processor 1`` lists the tests that take a second of the
-processor or more, processes that they start included.
+Object stores are among those with ``-m integration``. ``pytest --processor 1`` lists the tests that take a second of
+the processor or more, processes that they start included.
 """
 
 from __future__ import annotations

@@ -41,9 +41,9 @@ CEILINGS = {
     "later call: moves": 580,
     "settings": 56,
 }
-"""Figures of `house`, and how many values of a policy somebody can set, each with room for some ten ordinary changes. They
-go down with the figures. Whoever meets one looks at what stands behind it (`python tests/house.py`) and makes something shorter; a
-feature that is worth more raises it by what it needs, and its commit says for what."""
+"""Figures of `house`, and how many values of a policy somebody can set, each with room for some ten ordinary changes.
+They go down with the figures. Whoever meets one looks at what stands behind it (`python tests/house.py`) and makes
+something shorter; a feature that is worth more raises it by what it needs, and its commit says for what."""
 MOST_NAMED = 32
 PACKAGE = Path(aether_context.__file__).parent
 PAGE = (Path(__file__).parent.parent / "docs" / "architecture.md").read_text(encoding="utf-8")

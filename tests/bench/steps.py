@@ -4,8 +4,8 @@
 
 The sessions are those of `gate.py`: a scripted model calls a plain function five times for each question. Counted are
 the functions of the package that all callbacks of a model call enter and the lines of it that they execute, in threads
-that they wait for, too; and what an object store gets to do for a call. Where a figure passes its bound, the script exits
-with 1. `gate.py` tells the time of the same calls.
+that they wait for, too; and what an object store gets to do for a call. Where a figure passes its bound, the script
+exits with 1. `gate.py` tells the time of the same calls.
 
 append                 a call that only appends to the one before it; medians
 message, cut           the first call for a new user message; a call that cuts the conversation
