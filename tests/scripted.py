@@ -36,8 +36,6 @@ from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.store.replay import Replayer
 
-READERS = ("read_artifact", "search_artifact")
-"""The tools that the package declares where a request names evidence."""
 _numbers = itertools.count(1)
 
 
@@ -101,13 +99,18 @@ def exact(value: Any) -> str:
     return repr(value.model_dump(exclude_unset=True)) if hasattr(value, "model_dump") else repr(value)
 
 
+def is_reader(name: str, tool: object) -> bool:
+    """Whether a tool is one that the package declares where a request names evidence, and no app's of that name."""
+    return name in ("read_artifact", "search_artifact") and type(tool).__module__.startswith("aether_context.")
+
+
 def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
     """A deep snapshot of a request."""
     config = request.config
     tools = list(config.tools or ()) if config is not None else []
     functions = [tool for tool in tools if isinstance(tool, types.Tool) and tool.function_declarations]
     names = [one.name or "" for tool in functions for one in tool.function_declarations or ()]
-    readers = tuple(name for name in request.tools_dict if name in READERS)
+    readers = tuple(name for name, tool in request.tools_dict.items() if is_reader(name, tool))
     return Sent(
         model=request.model or "",
         agent=agent,

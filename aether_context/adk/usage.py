@@ -427,7 +427,9 @@ class Calibrations:
         """
         key, owner = agent_key(pack.identity), _owner(pack.source, counter)
         reports = self._reports.get(key)
-        if reports is None or tokens > min(2 * pack.source.window, _most_tokens(pack)):
+        # To measure a request takes time, and one of less than twice its count is no surprise.
+        is_many = tokens > 2 * pack.tokens.counted
+        if reports is None or tokens > 2 * pack.source.window or (is_many and tokens > _most_tokens(pack)):
             return
         reports = reports._replace(baseline=None) if refused else reports
         ratio = self._ratios.get(owner) or TokenRatio()

@@ -192,8 +192,10 @@ def stale_thoughts(pack: Pack) -> int:
     of the answer to it.
     """
     source, contents = pack.source, pack.contents
+    if not source.binds_thoughts:
+        return 0
     last = max((at for at, item in enumerate(contents) if item.content.signed_thoughts), default=-1)
-    if last < 0 or not source.binds_thoughts:
+    if last < 0:
         return 0
     epoch, begin = source.epoch, len(contents) - len(pack.sent.blocks) + source.epoch.last_request[0]
     goes_on = epoch.last_request[0] > 0 and pack.sent.beginning(epoch.last_request[0]) == epoch.last_request

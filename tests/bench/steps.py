@@ -34,11 +34,11 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
 BOUNDS = {
-    "append: functions": 0, "append: lines": 0,
-    "message: functions": 0, "message: lines": 0,
-    "cut: functions": 0, "cut: lines": 0,
-    "live content: functions": 0, "live content: lines": 0,
-    "bytes": 0, "writes": 0, "reads": 0,
+    "append: functions": 1_900, "append: lines": 9_400,
+    "message: functions": 5_200, "message: lines": 21_500,
+    "cut: functions": 28_500, "cut: lines": 122_000,
+    "live content: functions": 3, "live content: lines": 49,
+    "bytes": 7_450, "writes": 3.6, "reads": 0.8,
 }  # fmt: skip
 """A tenth above the figures; they go down with them."""
 QUESTIONS = 12
