@@ -126,9 +126,7 @@ BREAKS = (
         "loan = min(part, demand[layer] - final[layer])",
         "loan = part",
     ),
-    Break(
-        "slack-is-no-reserve", "packing/allocation.py", "allocate", "if needed > window - slack:", "if needed > window:"
-    ),
+    Break("slack-is-no-reserve", "packing/allocation.py", "allocate", "if needed > room:", "if needed > window:"),
     Break(
         "messages-leave-before-results-get-shorter",
         "packing/last_resort.py",
@@ -196,9 +194,9 @@ BREAKS = (
     Break(
         "orders-cannot-be-taken-back",
         "conversation/orders.py",
-        "standing_orders",
-        "if not _take_back(orders, sentence) and is_order:",
-        "if is_order:",
+        "_apply",
+        'if effect in ("lifts", "replaces"):',
+        'if effect == "replaces":',
     ),
     Break(
         "summary-forgets-earlier-counts",
@@ -294,7 +292,7 @@ BREAKS = (
         '[leaf for leaf in matches if leaf.step.status != "done"]',
         "matches",
     ),
-    Break("extract-skips-errors", "text/shorten.py", "shorten", "(0.15, _errors(texts)), ", ""),
+    Break("extract-skips-errors", "text/shorten.py", "shorten", "        (0.15, _errors(texts)),\n", ""),
     Break("texts-count-a-tenth", "tokens/media.py", "media_tokens", "size_bytes // 3 + 1", "size_bytes // 30 + 1"),
     Break(
         "one-nested-setting-resets-its-siblings",
