@@ -435,6 +435,7 @@ class Slow(type(terminal.progress)):
             time.sleep(5)
 
 if __name__ == "__main__":
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # where the tests run in the background it is ignored
     terminal.progress.__class__ = Slow
     main([argument for argument in sys.argv[1:] if argument != "--stop"])
 """
