@@ -133,7 +133,7 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
     assert len(replays) > 1
     calls = [data for data in replays if b'"function_call"' in data]
     assert calls
-    assert [name for name, data in written(chat) if SECRET.encode() in data] == []
+    assert [name for name, data in written(chat.store) if SECRET.encode() in data] == []
     chat.replays()
 
 
