@@ -361,10 +361,11 @@ _STATE_KEY = "aether:calibration"
 
 
 class _Reports(NamedTuple):
-    """The basis of one conversation's estimates in an invocation: the last baseline, whether usage was reported in this
-    invocation, and the uncounted tokens of `Calibration`."""
+    """The basis of one conversation's estimates in an invocation: the last baseline and the ratio then, whether usage
+    was reported in this invocation, and the uncounted tokens of `Calibration`."""
 
     baseline: UsageBaseline | None = None
+    ratio: TokenRatio | None = None
     here: bool = False
     uncounted_tokens: Count = 0
 
@@ -393,13 +394,15 @@ class Calibrations:
         """The calibration of a request, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
         ratio = self._ratios.get(owner)
-        if ratio is None:
-            ratio = await self._earlier_ratio(owner, session.state)
-            self._ratios.put(owner, ratio)
         reports, invocation = _last_reports(session.events, identity)
+        if ratio is None:
+            is_own = reports.baseline is not None and reports.baseline.model == owner.by
+            ratio = await self._earlier_ratio(owner, session.state, reports.ratio if is_own else None)
+            self._ratios.put(owner, ratio)
         if invocation != identity.invocation:
             beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
-            reports = _Reports(reports.baseline, uncounted_tokens=max(0, min(beyond, source.window // 2)))
+            uncounted_tokens = max(0, min(beyond, source.window // 2))
+            reports = reports._replace(here=False, uncounted_tokens=uncounted_tokens)
         self._reports.put(agent_key(identity), reports)
         return calibration(
             reports.baseline,
@@ -410,9 +413,10 @@ class Calibrations:
             uncounted_tokens=reports.uncounted_tokens,
         )
 
-    async def _earlier_ratio(self, owner: _Owner, state: Mapping[str, Any]) -> TokenRatio:
-        """The ratio that another process may have left in a session's state or in the store. Never raises."""
-        ratios = [valid(RATIO, _ratios(state).get(owner.by))]
+    async def _earlier_ratio(self, owner: _Owner, state: Mapping[str, Any], latest: TokenRatio | None) -> TokenRatio:
+        """The ratio that another process may have left in a session's last answer, its state or in the store, the one
+        that most was learned for. Never raises."""
+        ratios = [latest, valid(RATIO, _ratios(state).get(owner.by))]
         with contextlib.suppress(Exception):  # the store fails, or takes longer
             reading = in_thread(partial(self._store.calibration, *owner))
             ratios.append(valid(RATIO, await within(0.5, reading)))
@@ -437,7 +441,7 @@ class Calibrations:
         baseline, learned = learn_report(
             reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
         )
-        self._reports.put(key, reports._replace(baseline=baseline, here=True))
+        self._reports.put(key, reports._replace(baseline=baseline, ratio=learned, here=True))
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
@@ -448,7 +452,8 @@ class Calibrations:
             metadata["request_tokens"] = pack.tokens.expected
         if (reports := self._reports.get(agent_key(pack.identity))) is not None:
             baseline = reports.baseline._asdict() if reports.baseline is not None else None
-            metadata["reports"] = {**reports._asdict(), "baseline": baseline}
+            ratio = RATIO.dump_python(reports.ratio) if reports.ratio is not None else None
+            metadata["reports"] = {**reports._asdict(), "baseline": baseline, "ratio": ratio}
         return metadata
 
     def save(self, source: PackInput, counter: str, state: State, *, store: bool) -> None:
