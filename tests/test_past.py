@@ -16,7 +16,7 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
-from wording import BEGIN, END, HISTORY, OPENING, SUMMARY_TITLE
+from wording import HISTORY, QUOTE_BEGIN, QUOTE_END, QUOTE_OPENING, SUMMARY_TITLE
 
 from aether_context import verify, why
 from aether_context.adk.past import _speaker
@@ -184,8 +184,8 @@ def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
 def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
     """Who wrote it is read off the words that ADK puts before another agent's turn."""
     texts = [
-        f"{OPENING} what stands between {BEGIN} and {END} is quoted",
-        f"[planner] said:\n{BEGIN}\nCode 4711\n{END}",
+        f"{QUOTE_OPENING} what stands between {QUOTE_BEGIN} and {QUOTE_END} is quoted",
+        f"[planner] said:\n{QUOTE_BEGIN}\nCode 4711\n{QUOTE_END}",
     ]
     quoted = types.UserContent([types.Part(text=text) for text in texts])
     plain = types.UserContent("My boat is called Wanda.")
