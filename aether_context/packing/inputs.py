@@ -192,16 +192,16 @@ def stale_thoughts(pack: Pack) -> int:
     of the answer to it.
     """
     source, contents = pack.source, pack.contents
-    if not source.binds_thoughts:
+    if not source.binds_thoughts or source.host.passthrough_reason:
         return 0
     last = max((at for at, item in enumerate(contents) if item.content.signed_thoughts), default=-1)
     if last < 0:
         return 0
-    epoch, begin = source.epoch, len(contents) - len(pack.sent.blocks) + source.epoch.last_request[0]
-    goes_on = epoch.last_request[0] > 0 and pack.sent.beginning(epoch.last_request[0]) == epoch.last_request
-    answer_end = next((at for at in range(begin, len(contents)) if contents[at].content.role != "model"), len(contents))
-    if goes_on and last < answer_end and epoch.refusals <= _MOST_REFUSALS:
-        return 0
+    sent_before, count = source.epoch.last_request, source.epoch.last_request[0]
+    if count and pack.sent.beginning(count) == sent_before and source.epoch.refusals <= _MOST_REFUSALS:
+        new = range(len(contents) - len(pack.sent.blocks) + count, len(contents))
+        if last < next((at for at in new if contents[at].content.role != "model"), len(contents)):
+            return 0
     places = zip(source.request.positions, source.request.contents, strict=True)
     return 1 + max(position for position, content in places if content.signed_thoughts)
 
