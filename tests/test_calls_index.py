@@ -3,8 +3,6 @@ and `manifests` say what the packs say. What is forgotten is forgotten there, to
 
 from __future__ import annotations
 
-import gzip
-import json
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -13,13 +11,17 @@ import pytest
 from click.testing import CliRunner
 from packs import paths_of, recording, rewrite
 from scripted import Chat
-from upkeep import by_kind, delete_older, forget
 
-from aether_context import Manifest, PackPolicy, PackStore, verify
+from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.cli import main
 from aether_context.errors import ManifestError
 from aether_context.store.files import File, Files
+from aether_context.store.index import IndexWriter, read_block
+from aether_context.store.layout import entry_of
+from aether_context.store.pack_file import add_hash, gunzip_bytes, gzip_bytes
+from aether_context.store.retention import all_of, carry_out, older_than
+from aether_context.store.verification import verify
 
 CALLS = 170
 
@@ -52,7 +54,8 @@ def fill(store: PackStore, numbers: Sequence[int] = range(CALLS), sessions: int 
 
 
 def blocks(store: PackStore) -> list[File]:
-    return by_kind(store).get("index", [])
+    entries = (entry_of(file, store.files.root) for file in store.files.below(store.files.root))
+    return [entry.file for entry in entries if entry is not None and entry.kind == "index"]
 
 
 def answers(store: PackStore) -> list[object]:
@@ -65,16 +68,15 @@ def answers(store: PackStore) -> list[object]:
 
 def in_block(store: PackStore, block: File) -> dict[str, tuple[str, str | None]]:
     """The copies in a block, by the places of their packs below the folder of the user."""
-    calls = json.loads(gzip.decompress(store.files.read(block.path)).partition(b"\n")[2])
-    return {place: (manifest, outcome) for place, manifest, outcome in calls}
+    owner = block.path.rsplit("/", 2)[0]
+    return {place.removeprefix(f"{owner}/"): copy for place, copy in read_block(store.files, block.path).items()}
 
 
 def rewrite_block(store: PackStore, block: File, way: Callable[[str, str | None], tuple[str, str | None]]) -> None:
     """Writes a block with other copies, as whoever can write to the store could."""
     folder = block.path.rpartition("/")[0]
     calls = [(place, *way(*copy)) for place, copy in in_block(store, block).items()]
-    text = canonical_json(calls).encode()
-    data = gzip.compress(hash_bytes(text).encode() + b"\n" + text)
+    data = gzip_bytes(add_hash(canonical_json(calls).encode(), store.files.below_base(folder)))
     store.files.delete(block.path)
     name = block.name.split("-")[:2]
     store.files.create(f"{folder}/{'-'.join(name)}-{short(hash_bytes(data))}.json.gz", data)
@@ -120,7 +122,7 @@ def test_a_damaged_block_changes_no_answer_and_is_told(store: PackStore, fault: 
         changed = {
             "torn": data[:-40],
             "empty": b"",
-            "other text": gzip.compress(gzip.decompress(data).replace(b"dog", b"cat")),
+            "other text": gzip_bytes(gunzip_bytes(data).replace(b"dog", b"cat")),
         }
         store.files.replace(path, changed.get(fault, data))
     assert answers(store) == said
@@ -170,25 +172,25 @@ def test_a_copy_that_is_not_what_the_pack_holds_is_told(store: PackStore) -> Non
 
 def test_what_is_forgotten_is_in_no_block(store: PackStore) -> None:
     fill(store)
-    forget(store, "app", "user", "s0")
+    carry_out(store, all_of(store, "app", "user", "s0"))
     assert blocks(store) == []  # both held calls of both sessions
     assert {manifest.session for manifest in store.manifests()} == {"s1"}
     assert verify(store).faults == {}
-    forget(store, "app", "user")
+    carry_out(store, all_of(store, "app", "user"))
     assert store.files.below(store.files.root) == []
 
 
 def test_what_goes_for_its_age_goes_from_blocks(store: PackStore) -> None:
     fill(store)
-    assert delete_older(store, 1e6, 0.0) == []
-    assert blocks(store)
-    delete_older(store, -1e12, 0.0)
+    owner = store.files.place("app", "user")
+    assert not [file for file in older_than(store, owner, 1e6, 0.0).files if "/index/" in file.path]
+    carry_out(store, older_than(store, owner, -1e12, 0.0))
     assert store.files.below(store.files.root) == []
 
 
 def test_calls_that_wait_for_their_block_while_they_are_forgotten_are_not_written(store: PackStore) -> None:
     fill(store, range(70))
-    forget(PackStore(store.url), "app", "user", "s0")
+    carry_out(store, all_of(PackStore(store.url), "app", "user", "s0"))
     fill(store, range(70, 90))
     assert len(blocks(store)) == 1
     assert {place.split("/")[0] for place in in_block(store, blocks(store)[0])} == {"s1"}
@@ -199,7 +201,7 @@ def test_nothing_unmasked_is_in_a_block() -> None:
     for at in range(82):
         chat.say(f"My password = hunter2swordfish{at}")
     (block,) = blocks(chat.store)
-    text = gzip.decompress(chat.store.files.read(block.path)).decode()
+    text = gunzip_bytes(chat.store.files.read(block.path)).decode()
     assert "[password]" in text
     assert "hunter2" not in text
     manifests: list[Manifest] = list(chat.store.manifests())
@@ -214,12 +216,14 @@ def test_a_copy_that_cannot_be_read_has_its_pack_read(store: PackStore) -> None:
     assert answers(store) == said
 
 
-@pytest.mark.slow
 def test_of_many_users_in_turn_each_has_blocks_and_few_calls_wait() -> None:
-    store, template, users, count = PackStore("memory://many-users-in-turn"), recording(), 50, 3_000
-    for number in range(count):
+    files = Files("memory://many-users-in-turn")
+    writer = IndexWriter()
+    for number in range(6_000):
         name = f"pack_20260101T{number // 3600:02}{number // 60 % 60:02}{number % 60:02}.000000Z_{number:08x}"
-        store.write(template.changed(pack_id=name, user=f"user{number % users}"))
-    found = blocks(store)
-    assert len({block.path.split("/")[-3] for block in found}) == users
-    assert count - sum(len(in_block(store, block)) for block in found) <= 2_048
+        place = f"{files.root}/shop/user{number % 100}/s1/packs/{name}"
+        files.create(f"{place}/manifest.json", b"{}")
+        writer.add(files, place, b"{}")
+    assert sum(map(len, writer._users.values())) <= 2_048
+    with_blocks = {path.split("/")[-3] for path in (file.path for file in files.below(files.root)) if "/index/" in path}
+    assert len(with_blocks) == 100

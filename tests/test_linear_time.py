@@ -7,6 +7,7 @@ machine is not taken for a slow pattern. What takes next to nothing even for the
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import json
 import time
@@ -14,30 +15,40 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from google.adk.tools.preload_memory_tool import PreloadMemoryTool
-from packs import answered, called, memory, pack_input, said, tool
-from scripted import Chat, Memories, Scripted, call, look_up, remembered
+from google.adk.events.event import Event
+from google.adk.models.llm_response import LlmResponse
+from google.genai import types
+from packs import pack_input, said
+from scripted import Scripted
 from timing import of_unit
 
-from aether_context import PackPolicy, build_pack, canonical
-from aether_context.adk import ContextPackPlugin
-from aether_context.conversation import normalize
-from aether_context.conversation.summary import summarize
-from aether_context.evidence import evidence_key, offload
-from aether_context.pack import Content, Step
+from aether_context import PackPolicy, canonical
+from aether_context.adk.acceptance import Reviewer
+from aether_context.adk.call import Contents, PreviousCall
+from aether_context.adk.request import host_request, memories, reader
+from aether_context.adk.request.history import AgentHistory
+from aether_context.adk.session import storable
+from aether_context.conversation import summary
+from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
+from aether_context.conversation.normalization import normalize
+from aether_context.conversation.summary import fenced
+from aether_context.evidence import media, record
+from aether_context.evidence.offload import offload
+from aether_context.evidence.passages import Searcher
+from aether_context.evidence.show import is_data, is_text, kind_of, show
+from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
+from aether_context.packing import build_pack, payload, tools
 from aether_context.policy import OffloadSettings, RetrievalSettings
-from aether_context.redaction import RULES, Masker
-from aether_context.retrieval import HybridIndex, ranked, retrieve
+from aether_context.redaction import RULES, Masker, masker
+from aether_context.retrieval import HybridIndex, ranked, ranking, terms
 from aether_context.retrieval.call_indexes import passages
 from aether_context.retrieval.embedders import word_by_word
-from aether_context.retrieval.terms import ASKS_FOR_RECENT, identifiers, named_times, query_terms, terms
-from aether_context.state import read_state
+from aether_context.state import PlannedCall, read_state
+from aether_context.store import artifacts
 from aether_context.store.files import segment
-from aether_context.text.decoding import decoded, printable, read_json
-from aether_context.text.entities import artifact_uris, entities_of, entity_table
-from aether_context.text.shorten import lines_view, query_words, sampled, shorten, shorten_line
-from aether_context.tokens import counter_for, framing_of
-from aether_context.tokens.cache import PackCounter
+from aether_context.text import decoding, entities, shorten
+from aether_context.tokens import counter_for
+from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
 
 SHORT, LONG = 10_000, 100_000
 MOST_TIMES = 30
@@ -114,20 +125,32 @@ COUNTER = counter_for("")
 
 def content(text: str, kind: str = "text", role: str = "user") -> Content:
     if kind == "text":
-        return said(text, role)
-    return called("t", "c", a=text) if kind == "call" else answered("t", "c", text)
+        return content_of_parts(role, [part_of({"text": text})])
+    if kind == "call":
+        return content_of_parts("model", [part_of({"function_call": {"name": "t", "args": {"a": text}}})])
+    return content_of_parts("user", [part_of({"function_response": {"name": "t", "response": {"result": text}}})])
 
 
-def counted(text: str, model: str) -> object:
-    """A declaration, a call and its result as they are counted for a model."""
-    counter = PackCounter(COUNTER, framing=framing_of(model))
-    return counter.tools([tool("t", text)]), counter.contents([content(text, "call"), content(text, "response")])
+def words_of(text: str) -> types.Content:
+    return types.Content(role="user", parts=[types.Part(text=text)])
 
 
-def packed(*contents: Content, text: str = "", **policy: Any) -> object:
-    """A small pack of contents; a text is in all that a step and its tools and candidates say, too."""
-    more = {"step": Step(text=text, task=text), "tools": [tool("t", text)], "candidates": [memory("m", text)]}
-    return build_pack(pack_input(contents, **more if text else {}), PackPolicy(on_invalid="warn", **policy))
+def declaration(text: str) -> types.FunctionDeclaration:
+    return types.FunctionDeclaration(
+        name="t",
+        description=text,
+        parameters_json_schema={"type": "object", "properties": {"a": {"type": "string", "description": text}}},
+    )
+
+
+def memory(text: str, id: str = "m") -> Candidate:
+    return Candidate(id=id, layer="memory", source="memory", text=text, digest=canonical.hash_text(text))
+
+
+def preload(text: str) -> object:
+    return memories.preloaded(
+        [words_of(f"The following content is from your previous conversations with the user.\n{text}")], None
+    )
 
 
 def search(text: str) -> object:
@@ -135,113 +158,133 @@ def search(text: str) -> object:
     return index.search(text[:2_000], asked=1.7e9)
 
 
-def conversed(*messages: str, **settings: Any) -> object:
-    """A conversation in a small window: what people, models, tools and services write comes through all of it."""
-    chat = Chat(policy=PackPolicy(max_input_tokens=8_000, on_invalid="warn"), **settings)
-    return chat.say(*messages)
-
-
-def used(name: str, tools: list[Any], **arguments: Any) -> object:
-    """A conversation in which a model calls a tool with arguments of its own."""
-    return conversed(
-        "Go on.", script=[call("look_up", key="a"), call(name, **arguments), "ok"], tools=[look_up, *tools]
-    )
-
-
-def told(text: str) -> object:
-    def tell() -> dict[str, str]:
-        return {"result": text}
-
-    tell.__doc__ = text
-    return used("tell", [tell])
-
-
 def criticized(text: str) -> object:
-    """A conversation whose answer a critic reviews, who says a text."""
+    """An answer's review by a Critic that says a text."""
+    step = Step(text="Write it.", acceptance=(AcceptanceItem(id="a", text="It is written."),))
+    policy = PackPolicy(acceptance={"critic": "critic"})
+    call = PreviousCall("", build_pack(pack_input([said("Go on.")], step=step), policy), policy, PlannedCall(), "")
+    answer = LlmResponse(content=words_of("It is done."))
     critic = Scripted(model="critic", script=[text], sent=[])
-    state = {"plan": {"step": {"text": "Write it.", "acceptance": ["It is written."]}}}
-    conversed("Go on.", script=["It is done."], state=state, plugin=ContextPackPlugin(critic=critic, on_error="raise"))
-    assert critic.sent
-    return critic
+    review = asyncio.run(Reviewer(critic=critic).review(call, answer, []))
+    assert review is not None
+    assert review.problems
+    return review
+
+
+def spoken_turns(text: str) -> object:
+    """The turns of a history of one content and its event."""
+    known = AgentHistory(reader.Reader())
+    known.take(Contents([words_of(text)]), [Event(author="user", content=words_of(text))], 1)
+    return known.turns(1, masker(()))
+
+
+def read_tool(text: str) -> Tool:
+    return reader._tool(declaration(text), frozenset())
 
 
 TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
-    # what a model, a tool, a person or an application writes into a conversation
-    "a message": lambda text: conversed(text, f"{text}x", "And now?"),
-    "an answer": lambda text: conversed("Hello.", "And now?", script=[text, "ok"]),
-    "a result and a declaration": told,
-    "arguments": lambda text: used("look_up", [], key=text),
-    "an address to read": lambda text: used("read_artifact", [], uri=f"artifact://{text}"),
-    "an absolute address to read": lambda text: used(
-        "read_artifact", [], uri=f"artifact://apps/a/users/u/artifacts/{text}/versions/1"
-    ),
-    "words to find in evidence": lambda text: used("search_artifact", [], uri="artifact://history", query=text),
-    "an instruction": lambda text: conversed("Go on.", settings={"static_instruction": text}),
-    "memories": lambda text: conversed("Go on.", memory=Memories(remembered(text)), tools=[PreloadMemoryTool()]),
-    "memories with a mark": lambda text: conversed(
-        "Go on.", memory=Memories(remembered(f"<PAST_CONVERSATIONS>\n{text}")), tools=[PreloadMemoryTool()]
-    ),
-    "a state": lambda text: conversed("Go on.", state={"plan": {"step": {"text": text, "acceptance": [text]}}}),
-    "a review": criticized,
-    # packs
-    "a pack": lambda text: packed(content(text), content(text, role="model"), content(text), text=text),
-    "a pack of a pack": lambda text: packed(content(f"CONTEXT PACK\nTASK:\n{text}"), content("Go on.")),
-    "normalize": lambda text: normalize([content(text), content(text)]),
+    # what a model, a tool or a person writes into a conversation
     "canonical_json": lambda text: canonical.canonical_json({"a": text}),
+    "content": content,
+    "content_from_wire": lambda text: content_from_wire(content(text).wire),
+    "storable": storable,
     "count": COUNTER.count,
-    "count for OpenAI": lambda text: counted(text, "gpt-4o"),
-    "count for Anthropic": lambda text: counted(text, "claude-sonnet-4"),
+    "framing of a call": lambda text: written_call("t", content(text, "call").parts[0].text, framing_of("gpt-4o")),
+    "framing of a response": lambda text: written_response(
+        "t", content(text, "response").parts[0].text, framing_of("claude-sonnet-4")
+    ),
+    "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
+    "Reader.content": lambda text: reader.Reader().content(words_of(text), "gemini-2.5-flash"),
+    "request_index": lambda text: host_request.request_index_of(
+        [words_of(text), words_of(text + "x")], words_of("another")
+    ),
+    "preloaded": preload,
+    "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
     "passages": passages,
     "word by word": lambda text: word_by_word(text, [text, text]),
+    "turns of a history": spoken_turns,
+    "normalize": lambda text: normalize([content(text), content(text)]),
+    # declarations
+    "_tool": read_tool,
+    "trimmed": lambda text: tools.trimmed(read_tool(text)),
     # shorter text
-    "shorten": lambda text: shorten(text, 300, counter=COUNTER, query=text[:300], names=True),
-    "shorten_line": lambda text: shorten_line(text, 100, counter=COUNTER, query=text[:300]),
-    "summarize": lambda text: summarize(
+    "shorten": lambda text: shorten.shorten(text, 300, counter=COUNTER, query=text[:300], names=True),
+    "shorten_line": lambda text: shorten.shorten_line(text, 100, counter=COUNTER, query=text[:300]),
+    "summarize": lambda text: summary.summarize(
         [content(text), content(text, role="model")], max_tokens=300, counter=COUNTER, earlier=text
     ),
-    "entities_of": lambda text: list(entities_of(text)),
-    "entity_table": lambda text: entity_table(
+    "split_bullets": summary.split_bullets,
+    "entities_of": lambda text: list(entities.entities_of(text)),
+    "entity_table": lambda text: entities.entity_table(
         [content(text), content(text, "call"), content(text, "response")],
         max_tokens=300,
         counter=COUNTER,
         earlier=text,
         known=text[:1_000],
     ),
+    # payloads
+    "bullet": payload.bullet,
+    "fenced": fenced,
+    "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
+    "criticized": criticized,
     # evidence
-    "decoded": decoded,
-    "decoded, in an envelope": lambda text: decoded(f"content=[TextContent(type='text', text='{text}"),
-    "decoded, from the protocol": lambda text: decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
-    "printable": printable,
-    "read_json": read_json,
-    "view_of": lines_view,
-    "sampled": lambda text: sampled(lines_view(text).lines, query_words(text[:2_000])),
-    "query_words": query_words,
+    "decoded": decoding.decoded,
+    "decoded, in an envelope": lambda text: decoding.decoded(f"content=[TextContent(type='text', text='{text}"),
+    "decoded, from the protocol": lambda text: decoding.decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
+    "printable": decoding.printable,
+    "read_json": decoding.read_json,
+    "kind_of": kind_of,
+    "is_data": is_data,
+    "view_of": shorten.lines_view,
+    "show": lambda text: show(
+        text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
+    ),
+    "sampled": lambda text: shorten.sampled(shorten.lines_view(text).lines, shorten.query_words(text[:2_000])),
+    "query_words": shorten.query_words,
     "offload": lambda text: offload(
-        {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query=text[:300]
+        {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
     ),
-    "media in a result": lambda text: used(
-        "look_up", [], key={"mimeType": "image/png", "data": text, "b": f"data:{text}"}
+    "search an artifact": lambda text: Searcher(shorten.lines_view(text), embedder="none").search(
+        text[:200], max_tokens=300, counter=COUNTER
     ),
-    "evidence_key": evidence_key,
-    "artifact_uris": artifact_uris,
+    "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),
+    "typed": lambda text: media.typed(text, b""),
+    "is_text": is_text,
+    "evidence_key": record.evidence_key,
+    "artifact_uris": entities.artifact_uris,
     # search
-    "terms": terms,
-    "query_terms": query_terms,
-    "identifiers": identifiers,
-    "named_times": lambda text: named_times(text, now=1.7e9),
-    "asks_for_recent": ASKS_FOR_RECENT.search,
-    "retrieve": lambda text: retrieve(
-        [memory("m", text), memory("n", "other")], k=3, settings=RetrievalSettings(), tail=text
+    "terms": terms.terms,
+    "query_terms": terms.query_terms,
+    "identifiers": terms.identifiers,
+    "named_times": lambda text: terms.named_times(text, now=1.7e9),
+    "asks_for_recent": terms.ASKS_FOR_RECENT.search,
+    "retrieve": lambda text: ranking.retrieve(
+        [memory(text), memory("other", "n")], k=3, settings=RetrievalSettings(), tail=text
     ),
-    "ranked": lambda text: ranked([memory("m", text), memory("n", "other")], text, asked=0.0, embedder=None),
+    "ranked": lambda text: ranked([memory(text), memory("other", "n")], text, asked=0.0, embedder=None),
     "index": search,
     "redact": lambda text: Masker(RULES)(text),
     # names that a model, a tool or an app gives
     "segment": segment,
+    "located": lambda text: quiet(lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://{text}"),
+    "located, absolute": lambda text: quiet(
+        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/{text}"
+    ),
+    "located, with a name": lambda text: quiet(
+        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/a/users/u/artifacts/{text}/versions/1"
+    ),
     "read_state": lambda text: read_state(
         {"plan": {"step": {"text": text, "acceptance": [text]}, "tools": [text]}, "knowledge": {"notes": [text]}}
     ),
 }
+
+
+def quiet(act: Callable[[str], Any], text: str) -> Any:
+    """What an act gives; what it raises for a text that is none of its kind is as good."""
+    try:
+        return act(text)
+    except Exception as error:
+        return error
 
 
 def seconds(act: Callable[[str], Any], text: str) -> float:
