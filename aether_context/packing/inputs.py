@@ -192,7 +192,7 @@ def stale_thoughts(pack: Pack) -> int:
     of the answer to it.
     """
     source, contents = pack.source, pack.contents
-    if not source.binds_thoughts or source.host.passthrough_reason:
+    if not source.binds_thoughts:
         return 0
     last = max((at for at, item in enumerate(contents) if item.content.signed_thoughts), default=-1)
     if last < 0:
