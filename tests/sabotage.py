@@ -1,12 +1,13 @@
 """Which tests notice sixty faults that are put into the package, one by one.
 
-    python tests/sabotage.py --map [--file FILE] [-- PYTEST ARGUMENTS]     first: which functions each test enters
+    python tests/sabotage.py --map [--file FILE] [-- PYTEST ARGUMENTS]     first: what each test enters
     python tests/sabotage.py [NAME ...] [--jobs 2] [--minutes 4] [--file FILE]
 
-The map is made by one run of the default and the slow tests under a profile hook. Then each break of `breaks.py` is
-written into a copy of this tree, and the tests that enter its function run there until one fails: those of the default
-suite, the most specific and cheapest first, then the slow ones. A row says which test noticed it; the last line counts.
-The command fails where no test notices a break, and where a break does not fit the code any more.
+The map is made by one run of the default and the slow tests, in which the functions that breaks are in note that they
+are entered. Then each break of `breaks.py` is written into a copy of this tree, and the tests that enter its function
+run there until one fails: those of the default suite, the most specific and cheapest first, then the slow ones. A row
+says which test noticed it; the last line counts. The command fails where no test notices a break, and where a break
+does not fit the code any more.
 
 Everything runs in copies below a temporary folder, so the tree can be worked on meanwhile. This module is also the
 plugin by which pytest records there what a test enters, and runs the tests that are named to it.
@@ -33,7 +34,6 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
-from types import CodeType, FrameType
 from typing import Any, NamedTuple
 
 import pytest
@@ -44,6 +44,8 @@ PACKAGE = "aether_context"
 MAP = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aether-context" / "sabotage.json"
 _PLAN, _NOTES = "SABOTAGE_PLAN", "SABOTAGE_NOTES"
 """Environment variables: the file that says which tests run, and the folder for what each process records."""
+_NOTED = "entered_functions"
+"""The module that a copy of the package has while the map is made: a set of the functions that were entered."""
 _MARKS = "not soak and not integration"
 _UNCOPIED = (".git", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache")
 _CHUNKS = (40, 400)
@@ -65,17 +67,38 @@ def broken(item: Break, source: str) -> str:
 
 def around(item: Break, source: str) -> tuple[str, str, str]:
     """The module's source in three: up to the function, the function, and the rest."""
+    node = _function(item, source)
+    lines = source.splitlines(keepends=True)
+    start, stop = node.lineno - 1, node.end_lineno
+    function = "".join(lines[start:stop])
+    if (times := function.count(item.old)) != 1:
+        raise Gone(f"{item.function} holds its text {times} times")
+    return "".join(lines[:start]), function, "".join(lines[stop:])
+
+
+def noting(breaks: Sequence[Break], source: str) -> str:
+    """The source of a module in which the functions of its breaks note that they are entered."""
+    lines = source.splitlines(keepends=True)
+    for item in breaks:
+        body = _function(item, source).body
+        first = body[1 if len(body) > 1 else 0]  # behind the text that says what it is for
+        note = f"from {PACKAGE} import {_NOTED}; {_NOTED}.entered.add({entry(item)!r})"
+        lines[first.lineno - 1] = f"{' ' * first.col_offset}{note}\n{lines[first.lineno - 1]}"
+    return "".join(lines)
+
+
+def entry(item: Break) -> str:
+    """The function of a break, as the map names it."""
+    return f"{item.path}:{item.function}"
+
+
+def _function(item: Break, source: str) -> Any:
     scope: Any = _parsed(source)
     for name in item.function.split("."):
         scope = next((node for node in scope.body if getattr(node, "name", None) == name), None)
         if scope is None:
             raise Gone(f"there is no {item.function}")
-    lines = source.splitlines(keepends=True)
-    start, stop = scope.lineno - 1, scope.end_lineno
-    function = "".join(lines[start:stop])
-    if (times := function.count(item.old)) != 1:
-        raise Gone(f"{item.function} holds its text {times} times")
-    return "".join(lines[:start]), function, "".join(lines[stop:])
+    return scope
 
 
 _parsed = lru_cache(maxsize=1)(ast.parse)
@@ -91,47 +114,36 @@ def room_of(path: str) -> str:
 
 
 class _Recorder:
-    """Records which functions of the package each test enters, those of its fixtures included, and its seconds.
+    """Records which functions that breaks are in each test enters, those of its fixtures included, and its seconds.
 
     A fixture of several tests is set up once, so what it enters counts for each test that has it.
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._package = folder, str(Path.cwd() / PACKAGE) + os.sep
-        self._codes: dict[int, CodeType] = {}
+        self._folder, self._noted = folder, importlib.import_module(f"{PACKAGE}.{_NOTED}")
         self._fixtures: dict[int, set[str]] = {}
         self._tests: dict[str, dict[str, Any]] = {}
-        threading.setprofile(self._hook)
-        sys.setprofile(self._hook)
-
-    def _hook(self, frame: FrameType, event: str, argument: object) -> None:
-        if event == "call":
-            self._codes[id(frame.f_code)] = frame.f_code  # by its identity: to hash a code takes long
 
     def _entered(self) -> set[str]:
-        codes, self._codes = self._codes, {}
-        return {
-            f"{code.co_filename.removeprefix(self._package)}:{code.co_qualname}"
-            for code in codes.values()
-            if code.co_filename.startswith(self._package)
-        }
+        entered: set[str] = self._noted.entered
+        self._noted.entered = set()
+        return entered
 
     @pytest.hookimpl(wrapper=True)
     def pytest_fixture_setup(self, fixturedef: pytest.FixtureDef[Any]) -> Iterator[None]:
-        outer, self._codes = self._codes, {}
+        outer = self._entered()
         try:
             return (yield)
         finally:
-            inner = self._codes
-            self._fixtures[id(fixturedef)] = self._entered()
-            self._codes = outer | inner
+            self._fixtures[id(fixturedef)] = inner = self._entered()
+            self._noted.entered = outer | inner
 
     @pytest.hookimpl(wrapper=True)
     def pytest_runtest_protocol(self, item: pytest.Item) -> Iterator[None]:
-        self._codes, begin = {}, time.process_time()
-        sys.setprofile(self._hook)  # a test may have taken it off
+        self._entered()
+        begin = sum(os.times()[:4])
         result = yield
-        seconds, enters = time.process_time() - begin, self._entered()
+        seconds, enters = sum(os.times()[:4]) - begin, self._entered()
         for definitions in item._fixtureinfo.name2fixturedefs.values():
             enters.update(*(self._fixtures.get(id(definition), ()) for definition in definitions))
         test = self._tests.setdefault(item.nodeid, {"failed": False})
@@ -143,8 +155,6 @@ class _Recorder:
             self._tests.setdefault(report.nodeid, {})["failed"] = True
 
     def pytest_sessionfinish(self) -> None:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
         tests = {name: test for name, test in self._tests.items() if "enters" in test and not test.pop("failed")}
         (self._folder / f"{os.getpid()}.json").write_text(json.dumps(tests), encoding="utf-8")
 
@@ -313,7 +323,7 @@ def try_break(item: Break, tests: dict[str, Any], tree: Tree, minutes: float) ->
         fault = broken(item, source)
     except (Gone, FileNotFoundError) as error:
         return Found(item.name, f"gone: {error}")
-    entered, suites = f"{item.path}:{item.function}", dict[str, list[str]](default=[], slow=[])
+    entered, suites = entry(item), dict[str, list[str]](default=[], slow=[])
     for name, test in tests.items():
         if entered in test["enters"]:
             suites["slow" if test["slow"] else "default"].append(name)
@@ -327,30 +337,24 @@ def try_break(item: Break, tests: dict[str, Any], tree: Tree, minutes: float) ->
 
 
 def make_map(file: Path, arguments: Sequence[str]) -> int:
-    """Runs the default and the slow tests, and writes which functions each test that passes enters."""
+    """Runs the default and the slow tests, and writes which functions of breaks each test that passes enters."""
     with tempfile.TemporaryDirectory(prefix="sabotage-") as folder:
         notes = Path(folder) / "notes"
         notes.mkdir()
-        code = Tree(Path(folder)).pytest(arguments, **{_NOTES: str(notes)}).returncode
+        tree = Tree(Path(folder))
+        package = tree.folder / PACKAGE
+        (package / f"{_NOTED}.py").write_text("entered = set()\n", encoding="utf-8")
+        for name in {item.path for item in BREAKS}:
+            source = (package / name).read_text(encoding="utf-8")
+            tree.write(package / name, noting([item for item in BREAKS if item.path == name], source))
+        code = tree.pytest(arguments, **{_NOTES: str(notes)}).returncode
         tests: dict[str, Any] = {}
         for part in notes.glob("*.json"):
             tests |= json.loads(part.read_text(encoding="utf-8"))
-    numbers: dict[str, int] = {}
-    for test in tests.values():
-        test["enters"] = [numbers.setdefault(name, len(numbers)) for name in test["enters"]]
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps({"functions": list(numbers), "tests": tests}), encoding="utf-8")
-    print(f"{len(tests):,} tests enter {len(numbers):,} functions: {file}")
+    file.write_text(json.dumps(tests), encoding="utf-8")
+    print(f"{len(tests):,} tests: {file}")
     return 0 if tests and code in (0, 1) else 1
-
-
-def read_map(file: Path) -> dict[str, Any]:
-    """The tests of a map, by their ids."""
-    values = json.loads(file.read_text(encoding="utf-8"))
-    for test in values["tests"].values():
-        test["enters"] = {values["functions"][number] for number in test["enters"]}
-    tests: dict[str, Any] = values["tests"]
-    return tests
 
 
 def try_breaks(breaks: Sequence[Break], tests: dict[str, Any], jobs: int, minutes: float) -> int:
@@ -400,7 +404,9 @@ def main(words: Sequence[str]) -> int:
         return make_map(options.file, words[at + 1 :])
     if not options.file.exists():
         raise SystemExit(f"no map at {options.file}: make one with --map")
-    return try_breaks(_chosen(options.names), read_map(options.file), options.jobs, options.minutes)
+    return try_breaks(
+        _chosen(options.names), json.loads(options.file.read_text(encoding="utf-8")), options.jobs, options.minutes
+    )
 
 
 if __name__ == "__main__":
