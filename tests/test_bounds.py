@@ -133,6 +133,7 @@ def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
 
 
 @pytest.mark.parametrize(("strategy", "id"), part_slow(4, strategy_names(), ["x", None]))
+@pytest.mark.rows(2)
 def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))

@@ -186,6 +186,7 @@ LONG = {
 
 
 @pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
+@pytest.mark.rows(3)
 def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
     alone = [medium.data for medium in media_in(written)]
     assert alone == [data]

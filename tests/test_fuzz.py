@@ -447,6 +447,7 @@ def test_any_contents_at_all(
 
 @given(conversations(), policies(), st.sampled_from(STATES), models)
 @fuzz(16)
+@pytest.mark.slow
 def test_valid_conversations_stay_valid(
     contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], model: str
 ) -> None:
@@ -472,6 +473,7 @@ _NOTED = re.compile("left out|…", re.IGNORECASE)
 
 @given(conversations(), policies())
 @fuzz(8)
+@pytest.mark.slow
 def test_the_final_request_of_the_user_is_whole_while_it_fits(
     contents: list[types.Content], policy: PackPolicy
 ) -> None:

@@ -284,6 +284,7 @@ def check(chat: Chat, window: int = 3_000) -> None:
     "strategy",
     ["heads_tails", "summarize", "epochs", "none", "stable_prefix", "sliding_turns", ["stable_prefix", "heads_tails"]],
 )
+@pytest.mark.rows(4)
 def test_every_strategy_stays_valid_inside_the_window_and_replays(strategy: Any) -> None:
     policy = PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0})
     chat = chatted(policy=policy, script=[*loop(8), *loop(9), "ok", *loop(14)])
@@ -390,6 +391,7 @@ def test_the_model_can_ask_for_a_cut_itself_once() -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
+@pytest.mark.rows(2)
 def test_twice_as_many_messages_are_cut_in_about_twice_as_many_lines(name: str) -> None:
     lines = []
     for count in (150, 300):

@@ -177,6 +177,7 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "sliding_turns"])
 @pytest.mark.parametrize("make", [twelve_turns_then_a_transfer, collectors_twice])
+@pytest.mark.rows(1)
 def test_an_instruction_among_the_contents_stays_where_others_turns_follow_it(
     make: Callable[[], Team], strategy: str
 ) -> None:
@@ -205,6 +206,7 @@ def reader_and_writer(turns: int = 12) -> Team:
 
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "summarize"])
+@pytest.mark.rows(1)
 def test_a_recap_names_who_said_what_and_holds_nothing_of_how_it_was_quoted(strategy: str) -> None:
     made = reader_and_writer()
     chat = run(made, policy_of(strategy, 4_000).changed(retrieval={"recall": False}))

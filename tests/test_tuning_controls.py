@@ -47,6 +47,7 @@ def workers():
         yield found
 
 
+@pytest.mark.soak
 def test_shuffled_outcomes_change_nothing(recorded, workers):
     """Each session's outcomes under real policies are dealt to the trials at random, so that no policy is better."""
     policies = {"base": SMALL, **grid(SMALL)}
@@ -133,6 +134,7 @@ def _tuned(store, workers):
     return recordings, tuner.tune(recordings, margin=MARGIN, spend=5)
 
 
+@pytest.mark.soak
 def test_the_page_leads_to_a_policy(tmp_path):
     """The commands of docs/tune.md on recorded sessions, in an empty folder."""
     tests = Path(__file__).parent
