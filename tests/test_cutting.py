@@ -101,7 +101,7 @@ def test_last_turns_say_whose_answers_outlive_the_exchanges_of_a_cut() -> None:
             for turn in range(4)
             for reply in (*(call("look_up", key=f"k{turn}n{at}") for at in range(4)), f"Answer {turn}: it is so.")
         ]
-        policy = PackPolicy(max_input_tokens=4_000, conversation={"last_turns": last_turns})
+        policy = PackPolicy(max_input_tokens=3_600, conversation={"last_turns": last_turns})
         chat = Chat(script=script, tools=[look_up], policy=policy)
         chat.say(*(f"Question {turn}?" for turn in range(4)))
         cuts = (at for at, one in enumerate(chat.manifests()) if any(e.stage == "cut" for e in one.truncation_events))
@@ -208,8 +208,8 @@ def test_a_summary_that_is_sent_once_stays_where_a_cut_only_shortened_a_result()
 
 def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records() -> None:
     reads_at_cut: list[int] = []
-    chat = Chat(policy=PackPolicy(max_input_tokens=4_000))
-    for number in range(60):
+    chat = Chat(policy=PackPolicy(max_input_tokens=2_500))
+    for number in range(36):
         reads = mentions.cache_info().misses
         chat.say(
             f"Order A-{number}{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 20
