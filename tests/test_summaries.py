@@ -51,6 +51,7 @@ def test_memories_over_their_share_are_written_by_the_model_in_one_structured_re
     chat.replays()
 
 
+@pytest.mark.slow
 def test_a_cut_is_summarized_by_the_model_and_the_next_goes_on_from_it():
     llm = writer()
     chat, _ = talk_with(llm, policy=POLICY.changed(conversation={"summary_share": 0.1}))

@@ -326,6 +326,7 @@ def test_a_number_of_many_digits_in_a_result_can_be_read_again(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("strategy", ["epochs", "summarize"])
+@pytest.mark.rows(1)
 def test_a_masked_pack_that_keeps_its_summary_where_the_request_is_cut_again_is_replayed(strategy: str) -> None:
     def note(k: str) -> str:
         """n"""

@@ -81,6 +81,7 @@ def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
+@pytest.mark.rows(5)
 def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
     answer = answer_to(chat.store, text)
     assert read_in(chat, text)
@@ -93,6 +94,7 @@ def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, tex
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
+@pytest.mark.rows(5)
 def test_the_verdict_says_whether_the_call_read_the_words_and_comes_first(chat: Chat, text: str) -> None:
     held = read_in(chat, text)["s1"]
     call_number = (1, len(held) // 2, len(held))[[*PLANTED].index(text) % 3]
@@ -171,6 +173,7 @@ def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: 
     assert all(span.holds is False for span in place.spans), "the extract holds other lines"
 
 
+@pytest.mark.slow
 def test_masked_words_are_looked_for_as_they_are_masked() -> None:
     chat = harbour(PackPolicy.load("chat", max_input_tokens=4_000, redact=("card",)))
     answer = why(chat.store, f"my card is {CARD}", session="s1")

@@ -366,6 +366,7 @@ class Unknown(Strict):
         ("input is over the allowed length of {limit}", 5_000, "tokens"),
     ],
 )
+@pytest.mark.rows(1)
 def test_a_number_of_a_refusal_that_nobody_knows_is_tried_once_and_learned_where_it_passes(
     words: str, most: int, unit: str
 ) -> None:

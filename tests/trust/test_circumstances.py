@@ -32,6 +32,7 @@ def marker(at: int) -> str:
     return f"MARK-{at:03}-{at * 7919 % 100_003}"
 
 
+@pytest.mark.slow
 def test_users_with_odd_ids_see_their_own_alone(tmp_path: Path, figure: Figure) -> None:
     assert len(set(IDS)) == len(IDS) == 42
     assert len({unicodedata.normalize("NFC", name) for name in IDS}) == 41
