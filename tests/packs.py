@@ -352,4 +352,6 @@ def summary_of(*contents: Content, earlier: str = "", max_tokens: int = 20_000) 
     """The summary of contents that are all cut, behind that of earlier cuts."""
     conversation = Conversation.of(contents, window=100)  # so small that no line has room of its own
     conversation = replace(conversation, recap=conversation.recap._replace(summary=earlier))
-    return conversation.summarized({at: ContentForm("left_out", "threshold") for at in range(len(contents))}, max_tokens)
+    return conversation.summarized(
+        {at: ContentForm("left_out", "threshold") for at in range(len(contents))}, max_tokens
+    )

@@ -53,19 +53,19 @@ def test_a_model_whose_price_doubles_sooner_has_less() -> None:
 
 
 def test_a_call_that_needs_more_takes_more_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
-    text, script = document(14_000), ["Read.", call("look_up", key="k"), "Yes.", "Bye.", "Read."]
+    text, script = document(8_000), ["Read.", call("look_up", key="k"), "Yes.", "Bye.", "Read."]
     with caplog.at_level(logging.INFO, logger="aether_context"):
         chat = Chat(script, [look_up])
-        chat.say("Hello", f"Which day has house 21?\n{text}", "Thanks.", f"And this?\n{document(15_000)}")
+        chat.say("Hello", f"Which day has house 21?\n{text}", "Thanks.", f"And this?\n{document(8_500)}")
     marks = [(manifest.window, manifest.window_mark, manifest.most_window) for manifest in chat.manifests()]
     exceeded = "default_exceeded"
     assert [mark for _, mark, _ in marks] == ["default", exceeded, exceeded, "default", exceeded]
     assert {most for _, _, most in marks} == {1_048_576}
     assert marks[0][0] == marks[3][0] == 128_000
-    assert marks[1][0] == marks[2][0] > 300_000
+    assert marks[1][0] == marks[2][0] > 150_000
     assert text in chat.sent[1].text
     assert text in chat.sent[2].text
-    assert document(15_000) in chat.sent[-1].text
+    assert document(8_500) in chat.sent[-1].text
     told = [record.message for record in caplog.records if "see max_input_tokens" in record.message]
     assert ["exceeded" in message for message in told] == [False, True]
     chat.replays()
@@ -111,7 +111,7 @@ def test_another_word_is_an_error() -> None:
 def test_a_refusal_teaches_less_than_the_model_is_said_to_take() -> None:
     """What is learned between the default and the model's own limit bounds the calls that exceed the default."""
     chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=150_000), instruction="Help."))
-    chat.say("Hello", document(14_000), "And now?", document(7_000))
+    chat.say("Hello", document(9_000), "And now?", document(7_000))
     manifests = chat.manifests()
     assert [manifest.most_window for manifest in manifests] == [1_048_576, 1_048_576, *[150_000] * 3]
     assert [manifest.window_mark for manifest in manifests][-2:] == ["default", "default_exceeded"]
