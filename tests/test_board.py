@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import threading
+from collections.abc import Awaitable
 from pathlib import Path
 from typing import Any
 
@@ -77,6 +78,7 @@ _JSON = st.recursive(
 
 
 @given(_JSON, _JSON)
+@settings(max_examples=50)
 def test_any_plan_is_read(held: Any, knowledge: Any) -> None:
     assert read_state({"plan": held, "knowledge": knowledge}, worker="w").problems is not None
 
@@ -101,15 +103,15 @@ def test_of_two_processes_on_one_database_one_wins_and_the_other_is_told(tmp_pat
         agent = LlmAgent(name=name, model=Scripted(script=script, sent=[]), tools=[*planning_tools()])
         return Chat(agent=agent, sessions=service, state={"plan": plan(owner="ann")}, alter=alter)
 
-    def run(of: Chat) -> list[dict[str, Any]]:
-        async def to_the_end() -> list[dict[str, Any]]:
-            try:
-                return results(await of.tell("Go."))
-            finally:
-                if isinstance(of.sessions, DatabaseSessionService):
-                    await of.sessions.close()
+    async def then_closed(of: Chat, act: Awaitable[Any]) -> Any:
+        try:
+            return await act
+        finally:
+            if isinstance(of.sessions, DatabaseSessionService):
+                await of.sessions.close()
 
-        return asyncio.run(to_the_end())
+    def run(of: Chat) -> list[dict[str, Any]]:
+        return results(asyncio.run(then_closed(of, of.tell("Go."))))
 
     def meanwhile(context: Any, request: Any) -> None:
         """Ann's whole run, while Bob's model is about to be called."""
@@ -122,7 +124,8 @@ def test_of_two_processes_on_one_database_one_wins_and_the_other_is_told(tmp_pat
     find, ask = run(chat("bob", "find", "ask"))
     assert "claimed by 'ann'" in find["error"]
     assert ask["claimed"]["id"] == "ask"
-    steps = state_of(chat("eve"))["plan"]["steps"]
+    reader = chat("eve")
+    steps = asyncio.run(then_closed(reader, reader.held())).state["plan"]["steps"]
     assert [step.get("claimed_by") for step in steps] == ["ann", "bob", None]
 
 

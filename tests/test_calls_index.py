@@ -85,7 +85,7 @@ def rewrite_block(store: PackStore, block: File, *way: tuple[str, str]) -> None:
     store.files.create(f"{block.path.rpartition('-')[0]}-{short(hash_bytes(data))}.json.gz", data)
 
 
-@pytest.fixture(params=["memory", "folder"])
+@pytest.fixture(params=["memory", pytest.param("folder", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> PackStore:
     return PackStore(tmp_path / "store" if request.param == "folder" else f"memory://calls-{tmp_path.name}")
 

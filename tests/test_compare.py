@@ -79,8 +79,7 @@ def spread(middle: int, **more: Any) -> list[dict[str, Any]]:
 
 @pytest.mark.slow
 def test_the_plan_is_for_the_test_that_decides() -> None:
-    """The difference is 2.4 standard errors: 5% (one-sided) would have shown it, and 1% in two tails, of three measures,
-    does not."""
+    """It is 2.4 standard errors: 5% (one-sided) would show it; 1% in two tails of three measures would not."""
     arms = {"a": spread(1_000_000), "b": spread(1_033_900)}
     (alone,) = [one for one in compared(arms) if one["measure"] == "cost"]
     assert 0.03 < alone["chance"] < 0.15

@@ -111,7 +111,7 @@ def test_another_word_is_an_error() -> None:
 def test_a_refusal_teaches_less_than_the_model_is_said_to_take() -> None:
     """What is learned between the default and the model's own limit bounds the calls that exceed the default."""
     chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=150_000), instruction="Help."))
-    chat.say("Hello", document(9_000), "And now?", document(7_000))
+    chat.say("Hello", document(12_000), "And now?", document(7_000))
     manifests = chat.manifests()
     assert [manifest.most_window for manifest in manifests] == [1_048_576, 1_048_576, *[150_000] * 3]
     assert [manifest.window_mark for manifest in manifests][-2:] == ["default", "default_exceeded"]

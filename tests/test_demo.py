@@ -54,7 +54,7 @@ def test_every_call_of_both_questions_leaves_a_pack(demo: Ran) -> None:
     assert all(one.validity == "valid" and one.window == WINDOW for one in demo.manifests)
 
 
-def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ran) -> None:
+def test_the_page_leads_with_the_result(demo: Ran) -> None:
     lines = demo.output.splitlines()
     ratios = r"(\d\.\d) × fewer tokens, (\d\.\d) × cheaper"
     result = re.fullmatch(rf"(\d+) calls in a window of 16,000 tokens: {ratios}; (\d+) would not have fitted", lines[1])
@@ -64,11 +64,14 @@ def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ra
     assert float(result[3]) > 1.6
     assert int(result[4]) >= len(demo.manifests) - 4, "the first calls have read little"
     assert len(lines) - len(demo.manifests) < 19, "little stands beside the calls"
+
+
+@pytest.mark.parametrize("command", ["inspect {0}", "replay {0}", "why settings", "verify"])
+def test_the_page_ends_with_commands_that_run(demo: Ran, command: str) -> None:
     example = next(one for one in demo.manifests if one.truncation_events)
-    for command in (f"inspect {example.number}", f"replay {example.number}", "why settings", "verify"):
-        words = [*command.split(), "--store", demo.store.url]
-        assert f"aether-context {' '.join(words)}" in demo.output
-        assert CliRunner().invoke(main, words).exit_code == 0
+    words = [*command.format(example.number).split(), "--store", demo.store.url]
+    assert f"aether-context {' '.join(words)}" in demo.output
+    assert CliRunner().invoke(main, words).exit_code == 0
 
 
 def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:

@@ -188,19 +188,16 @@ LONG = {
 
 @pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
 def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
-    places = (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 2, STEP - 1, STEP, STEP + 8_190)
-    # Texts whose parts behind the data differ, since of equal data the first address stays.
+    places = (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 1, STEP + 8_190)
     texts = [LINES[: place - 1] + "\n" + written + LINES[:STEP] + written for place in places]
     talk = talk_of({"alone": written, "texts": texts}, policy=WIDE)
-    assert stored(talk) == [data]
-    assert shown(talk).count("artifact://evidence/") == 1 + 2 * len(places)
+    assert stored(talk) == [data] * (1 + 2 * len(places))
 
 
 def test_what_ends_with_the_text_and_not_with_its_mark_hides_no_data_behind_its_beginning():
     texts = [f"{LINES[: STEP - 3]} {opening}{LINES[:300]} {CODE} and more" for opening in ("b'", 'b"', "[1, ")]
     talk = talk_of([*texts, LINES + "[" + "1, 2, " * 200], policy=WIDE)
-    assert stored(talk) == [IMAGE]
-    assert shown(talk).count("artifact://evidence/") == len(texts)
+    assert stored(talk) == [IMAGE] * len(texts)
 
 
 JWT = ".".join(

@@ -183,7 +183,8 @@ def test_a_turn_of_another_agent_that_is_not_loaded_is_not_the_users():
     """Who wrote it is read off the words that ADK puts before another agent's turn."""
     model = Scripted(script=["Code 4711 is the planner's."], sent=[])
     planner = LlmAgent(name="planner", model=model)
-    chat = Chat(policy=small(4_000), agent=LlmAgent(name="clerk", model=Scripted(sent=[]), sub_agents=[planner]))
+    clerk = LlmAgent(name="clerk", model=Scripted(sent=[]), tools=[weigh], sub_agents=[planner])
+    chat = Chat(policy=small(4_000), agent=clerk)
     chat.agent.model.script[:] = [call("transfer_to_agent", agent_name="planner")]
     chat.say("Plan it.")
     model.script[:] = [call("transfer_to_agent", agent_name="clerk")]
