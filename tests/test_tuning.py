@@ -203,8 +203,8 @@ def test_chance_changes_nothing():
         trials = search(outcomes(searched, means), others, seed)
         return decide(trials, lambda _: compare(outcomes(tested, means), outcomes(tested, means), seed)).kind
 
-    kinds = [kind(seed) for seed in range(100)]
-    assert kinds.count("no change") >= 95, kinds
+    kinds = [kind(seed) for seed in range(40)]
+    assert kinds.count("no change") >= 37, kinds
 
 
 @pytest.fixture(scope="module")
