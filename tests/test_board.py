@@ -46,7 +46,8 @@ def worked(state: dict[str, Any], *calls: types.Part, **settings: Any) -> list[d
 
 def test_what_is_done_is_neither_claimed_nor_completed_again() -> None:
     steps = [call(f"{verb}_step", step_id="find") for verb in ("claim", "complete") * 2]
-    *_, claimed, completed = worked({"plan": plan()}, *steps)
+    listed, *_, claimed, completed = worked({"plan": plan()}, call("list_steps"), *steps)
+    assert listed["can_be_claimed"] == ["find", "ask"], "and not what waits for one"
     assert claimed["error"].startswith("step 'find' is done: claim one of")
     assert "is done already" in completed["error"]
 

@@ -129,6 +129,18 @@ def test_the_exchange_that_the_model_has_yet_to_read_is_never_trimmed() -> None:
     assert set(result.forms) == {2, 4}
 
 
+def test_where_nothing_more_can_go_the_boundary_stays() -> None:
+    contents = talk(12, size=40)
+    state: Any = None
+    for at in range(3):
+        contents.append(said(f"note {at}: {lines('plan', 120)}"))
+        result = trimmed(contents, 3_000, state)
+        state = result.state or state
+    assert estimate_tokens(rendered(Conversation.of(contents, window=3_000), result)) > limit(3_000)
+    assert result.state is None
+    assert list(result.forms) == [at for at in range(1, state[BOUNDARY]) if contents[at].responses]
+
+
 def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
     contents = talk(40)
     state = trimmed(contents, 4_000).state

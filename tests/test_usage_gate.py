@@ -248,6 +248,20 @@ def test_a_jump_is_believed_only_when_the_next_report_confirms_it(counted: list[
     assert confirmed[3].calibration.report_minus_count == jump - counted[1]
 
 
+def test_reports_of_another_model_say_nothing_of_this_one(counted: list[int]) -> None:
+    reported = int(1.8 * counted[1])
+    chat = working([counted[0], reported, 0], ROOMY)
+
+    def alter(context: Any, request: LlmRequest) -> None:
+        request.model = "gemini-2.5-pro" if len(request.contents) > 1 else request.model
+
+    chat.before.alter = alter
+    chat.say("read")
+    first, second, third = chat.manifests()
+    assert first.model != second.model == third.model
+    assert third.calibration.report_minus_count == reported - counted[1], "it is believed, since none came before"
+
+
 def test_a_ratio_stays_inside_its_bounds_whatever_is_reported() -> None:
     chance = random.Random(7)
     packs = known_after(*(chance.randint(0, 2_000 * at) for at in range(12)))
