@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -18,6 +18,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
+from matrix import but_slow
 from packs import pack_input as usual_input
 from packs import said, turns
 from plans import cached_input_costs
@@ -59,7 +60,7 @@ def is_cut(pack: Pack) -> bool:
     return any(event.stage == "cut" for event in pack.events)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_is_cached() -> Iterator[None]:
     with cached_input_costs(1.0):
         yield
@@ -163,6 +164,7 @@ def cuts(manifests: Sequence[Manifest]) -> list[int]:
     return [at for at, one in enumerate(manifests) if was_cut(one)]
 
 
+@cache
 def working_silently(calls: int) -> list[Manifest]:
     """The same without any report."""
     chat = working([None] * calls)
@@ -316,10 +318,17 @@ def test_estimates_close_in_on_what_a_provider_reports(ratio: float):
     chat.replays()
 
 
+@pytest.fixture(scope="module")
+def taught() -> Chat:
+    chat = talk(8)
+    chat.say(*[f"question {at}" for at in range(8)])
+    return chat
+
+
 @pytest.mark.parametrize(("written", "used"), [(9e9, 1.0), (1.7, 1.7)])
-def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(written: float, used: float):
-    taught = talk(8)
-    taught.say(*[f"question {at}" for at in range(8)])
+def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(
+    taught: Chat, written: float, used: float
+):
     (key,) = asyncio.run(taught.held()).state["aether:calibration"]
 
     def poison(tool_context: ToolContext) -> str:
@@ -368,18 +377,22 @@ def test_no_request_passes_the_window_by_its_own_estimate(strategy: str) -> None
     chat.replays()
 
 
-def test_lower_reports_bring_no_cut_forward() -> None:
-    silent, frugal = (reading(usage).manifests() for usage in (lambda _: None, lambda counted: round(0.8 * counted)))
+@pytest.fixture(scope="module")
+def silent() -> list[Manifest]:
+    return reading(lambda _: None).manifests()
+
+
+def test_lower_reports_bring_no_cut_forward(silent: list[Manifest]) -> None:
+    frugal = reading(lambda counted: round(0.8 * counted)).manifests()
     assert cuts(silent)[0] < cuts(frugal)[0]
     assert all(early < late for early, late in zip(cuts(silent), cuts(frugal), strict=False))
 
 
-def test_sums_over_calls_are_not_believed() -> None:
-    silent = reading(lambda _: None)
+def test_sums_over_calls_are_not_believed(silent: list[Manifest]) -> None:
     for first in (0, 9_000):  # what was read before the plugin came is in the first sum
         total = [first]
         summing = reading(lambda counted, total=total: total.append(total[-1] + counted) or total[-1])
-        assert cuts(summing.manifests()) == cuts(silent.manifests())
+        assert cuts(summing.manifests()) == cuts(silent)
         assert all(pack.request_tokens <= 1.1 * pack.counted_tokens + 50 for pack in summing.manifests())
 
 
@@ -414,7 +427,9 @@ def frugal(calls: int, **settings: Any) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "heads_tails", "summarize"])
+@pytest.mark.parametrize(
+    "strategy", but_slow(["epochs", "stable_prefix", "heads_tails", "summarize"], "heads_tails", "summarize")
+)
 def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(strategy: str) -> None:
     chat = frugal(20, conversation={"strategy": strategy})
     counted = 0
@@ -457,7 +472,7 @@ MARK = "above compact_at"
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["reported", "silent"])
-@pytest.mark.parametrize("mark", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("mark", but_slow([0.3, 0.5, 0.8], 0.5))
 def test_a_mark_holds_whatever_a_cut_costs(mark: float, reports: bool) -> None:
     settings = {"compact_at": mark, "compact_to": 0.2}
     chat = Chat(
