@@ -46,7 +46,6 @@ from peers import PEERS, Contents, Method, size
 from sessions import PERCENT, Figures, print_table, rows_of
 from tool_runs import Request, play, read, texts_in, tokens
 from turn_recall import turns
-from wording import HISTORY
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
@@ -57,6 +56,8 @@ STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summar
 DISTANCES = (8, 25, 70)
 COLUMNS = {"over": PERCENT, "answered": PERCENT, "or read": PERCENT, "orders": PERCENT, "tokens": (1.0, 0)}
 _QUOTED = 0.2
+HISTORY = "artifact://history"
+"""The address of all that was said."""
 
 Way = Callable[[int, str], tuple[list[BasePlugin], dict[str, Any]]]
 """The plugins, and the settings of the app, for a window and a store."""
