@@ -227,13 +227,13 @@ def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
 
 def plain_text(text: str) -> str:
     """A text in one line and lower case; of JSON its keys and values."""
-    value: Any = text
-    with suppress(ValueError):
-        value = json.loads(text) if text[:1] in ("{", "[", '"') else text
-    return " ".join(words_of(value).lower().split())
+    return " ".join(words_of(text).lower().split())
 
 
 def words_of(value: Any) -> str:
+    if isinstance(value, str) and value[:1] in ("{", "[", '"'):
+        with suppress(ValueError):
+            return words_of(json.loads(value))
     if isinstance(value, dict):
         return "\n".join(f"{key}: {words_of(each)}" for key, each in value.items())
     return "\n".join(map(words_of, value)) if isinstance(value, list) else str(value)
