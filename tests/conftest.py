@@ -17,6 +17,7 @@ import object_stores
 import postgres_server
 import pytest
 import trust_table
+from matrix import spread
 
 # The same examples in every run, so that a change is judged by itself; `long` draws new ones.
 hypothesis.settings.register_profile("repeatable", deadline=None, derandomize=True)
@@ -108,6 +109,22 @@ def figure(request: pytest.FixtureRequest) -> Callable[[str, float], None]:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--processor", type=float, metavar="SECONDS", help="list the tests that take so long, or longer")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Marks the rows of a matrix that its test's mark ``rows`` leaves to the slow tests, and to the soaks."""
+    matrices: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if not any(map(item.get_closest_marker, ("slow", "soak", "integration"))):
+            matrices.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for rows in matrices.values():
+        if mark := rows[0].get_closest_marker("rows"):
+            by_default = spread(rows, mark.args[0])
+            others = [item for item in rows if item not in by_default]
+            slow = spread(others, mark.kwargs.get("slow", len(others)))
+            for item in others:
+                item.add_marker("slow" if item in slow else "soak")
 
 
 @pytest.hookimpl(wrapper=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
@@ -38,3 +38,9 @@ def but_slow(values: Iterable[Any], *slow: Any, most: int | None = None) -> list
         return pytest.mark.slow if value in first else pytest.mark.soak
 
     return [pytest.param(value, marks=mark(value)) for value in values]
+
+
+def spread(values: Sequence[Any], count: int) -> list[Any]:
+    """So many of the values, evenly spread, the first among them."""
+    count = min(count, len(values))
+    return [values[at * len(values) // count] for at in range(count)]

@@ -120,9 +120,9 @@ class _Recorder:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._noted = folder, importlib.import_module(f"{PACKAGE}.{_NOTED}")
+        self._file, self._noted = folder / f"{os.getpid()}.jsonl", importlib.import_module(f"{PACKAGE}.{_NOTED}")
         self._fixtures: dict[int, set[str]] = {}
-        self._tests: dict[str, dict[str, Any]] = {}
+        self._failed: set[str] = set()
 
     def _entered(self) -> set[str]:
         entered: set[str] = self._noted.entered
@@ -146,17 +146,15 @@ class _Recorder:
         seconds, enters = sum(os.times()[:4]) - begin, self._entered()
         for definitions in item._fixtureinfo.name2fixturedefs.values():
             enters.update(*(self._fixtures.get(id(definition), ()) for definition in definitions))
-        test = self._tests.setdefault(item.nodeid, {"failed": False})
-        test |= {"slow": item.get_closest_marker("slow") is not None, "seconds": seconds, "enters": sorted(enters)}
+        test = {"slow": item.get_closest_marker("slow") is not None, "seconds": seconds, "enters": sorted(enters)}
+        if item.nodeid not in self._failed:
+            with self._file.open("a", encoding="utf-8") as file:
+                file.write(json.dumps({item.nodeid: test}) + "\n")
         return result
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         if not report.passed:
-            self._tests.setdefault(report.nodeid, {})["failed"] = True
-
-    def pytest_sessionfinish(self) -> None:
-        tests = {name: test for name, test in self._tests.items() if "enters" in test and not test.pop("failed")}
-        (self._folder / f"{os.getpid()}.json").write_text(json.dumps(tests), encoding="utf-8")
+            self._failed.add(report.nodeid)
 
 
 class _Selection:
@@ -349,8 +347,9 @@ def make_map(file: Path, arguments: Sequence[str]) -> int:
             tree.write(package / name, noting([item for item in BREAKS if item.path == name], source))
         code = tree.pytest(arguments, **{_NOTES: str(notes)}).returncode
         tests: dict[str, Any] = {}
-        for part in notes.glob("*.json"):
-            tests |= json.loads(part.read_text(encoding="utf-8"))
+        for part in notes.glob("*.jsonl"):
+            for line in part.read_text(encoding="utf-8").splitlines():
+                tests |= json.loads(line)
     file.parent.mkdir(parents=True, exist_ok=True)
     file.write_text(json.dumps(tests), encoding="utf-8")
     print(f"{len(tests):,} tests: {file}")

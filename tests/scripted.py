@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -141,7 +141,7 @@ def faults(contents: Sequence[types.Content]) -> list[str]:
         if not parts:
             found.append(f"content {at} has no parts")
         for part in parts:
-            if all(value is None for _, value in part):
+            if not part.model_dump(exclude_none=True):
                 found.append(f"content {at} has an empty part")
         calls = [(one.function_call.id or "", one.function_call.name or "") for one in parts if one.function_call]
         answers = [
@@ -227,9 +227,9 @@ class Scripted(BaseLlm):
 
 
 def size(request: LlmRequest) -> int:
-    """What a provider might report for a request: a token for every four characters of it, and 50 of its own."""
-    config = request.config
-    return 50 + (len(repr(config.system_instruction)) + sum(len(repr(one)) for one in request.contents)) // 4
+    """What a provider might report for a request: a token for every four characters of its JSON, and 50 of its own."""
+    texts = [one.model_dump_json(exclude_none=True) for one in request.contents]
+    return 50 + (len(repr(request.config.system_instruction)) + sum(len(text) + 32 for text in texts)) // 4
 
 
 def call(name: str, /, **args: Any) -> types.Part:
@@ -294,9 +294,9 @@ def _session(context: CallbackContext) -> str:
     return f"{context.session.user_id}/{context.session.id}"
 
 
-def _events(context: CallbackContext) -> dict[str, str]:
+def _events(context: CallbackContext, but: Container[str] = ()) -> dict[str, str]:
     """The session's events by their ids. ADK itself takes some away where agents of a workflow run side by side."""
-    return {event.id: event.model_dump_json() for event in context.session.events}
+    return {event.id: event.model_dump_json() for event in context.session.events if event.id not in but}
 
 
 class Before(BasePlugin):
@@ -313,7 +313,7 @@ class Before(BasePlugin):
             self.alter(callback_context, llm_request)
         session = _session(callback_context)
         self.sent.append(sent(llm_request, callback_context.agent_name, session))
-        self.events |= _events(callback_context)
+        self.events |= _events(callback_context, but=self.events)
 
 
 class After(BasePlugin):

@@ -54,6 +54,7 @@ def calling(mode: str, *names: str) -> types.ToolConfig:
         ({"model": "ollama_chat/llama3.1:8b"}, READERS),
     ],
 )
+@pytest.mark.rows(4)
 def test_a_cut_brings_readers_where_the_request_takes_functions(chat: dict[str, Any], readers: tuple[str, ...]) -> None:
     talk = Chat(policy=small(4_000), **chat)
     talk.say(*turns(7, 280))

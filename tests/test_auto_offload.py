@@ -332,6 +332,7 @@ def test_what_was_rewound_is_in_no_store() -> None:
     assert talk.store.evidence_data("shop", "ann", record.digest).decode() == read_log("b")
 
 
+@pytest.mark.slow
 def test_what_is_shown_of_very_many_results_is_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
     offloads: list[str] = []
 

@@ -7,13 +7,14 @@ import os
 import random
 import threading
 from collections.abc import Iterator
+from itertools import product
 from typing import Any
 
 import pytest
 from failing import short_waits
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from matrix import but_slow, part_slow
+from matrix import but_slow
 from plans import PLAN, planned, words
 from scripted import Chat, Memories, call, faults, look_up, remembered
 from timing import lines_of
@@ -132,7 +133,8 @@ def look_many(key: str, tool_context: ToolContext) -> dict[str, str]:
     return {"key": key, "value": "v" * 40}
 
 
-@pytest.mark.parametrize(("strategy", "id"), part_slow(4, strategy_names(), ["x", None]))
+@pytest.mark.parametrize(("strategy", "id"), list(product(strategy_names(), ["x", None])))
+@pytest.mark.rows(2)
 def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None) -> None:
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))

@@ -48,6 +48,7 @@ def test_a_rewind_behind_the_boundary_begins_a_new_epoch_with_its_reason() -> No
 
 @pytest.mark.parametrize("answer", ["ok", "distinct"])
 @pytest.mark.parametrize("drop", [1, 2, 3, 5])
+@pytest.mark.rows(3)
 def test_contents_removed_at_the_head_move_the_boundary_or_reset_it(drop: int, answer: str) -> None:
     removing: list[int] = []
 
@@ -149,6 +150,7 @@ BAD_EPOCHS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BAD_EPOCHS)
+@pytest.mark.rows(9)
 def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     chat = Chat(policy=small(1_500), state=planned(), script=[])
     chat.say(*turns(4, 300))
@@ -250,6 +252,7 @@ ODD: list[dict[str, Any]] = [
 
 
 @pytest.mark.parametrize("state", ODD, ids=[str(at) for at in range(len(ODD))])
+@pytest.mark.rows(10)
 def test_odd_but_readable_state_never_ends_a_run(state: dict[str, Any]) -> None:
     chat = Chat(state=state, tools=[look_up], script=[*loop(1), "done", "ok"])
     chat.say("What is the tax rate?", "And now?")

@@ -466,6 +466,7 @@ def _on_terminal(arguments: list[str], store: PackStore) -> tuple[int, str, str]
 
 
 @pytest.mark.parametrize("name", _LONG_COMMANDS)
+@pytest.mark.rows(1)
 def test_ctrl_c_says_how_far_a_long_command_came(name: str, long_store: PackStore, tmp_path: Path) -> None:
     arguments, noun = _LONG_COMMANDS[name]
     store = PackStore(shutil.copytree(long_store.url, tmp_path / "packs"))

@@ -74,6 +74,7 @@ def test_it_is_what_a_run_without_the_plugin_sends(name: str) -> None:
 
 
 @pytest.mark.parametrize("window", [6_000, 30_000])
+@pytest.mark.rows(1)
 def test_what_read_a_result_back_is_left_out_without_packs(window: int) -> None:
     def script(reads: bool) -> list[Any]:
         made = list[Any]()

@@ -71,6 +71,7 @@ def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
 
 @pytest.mark.parametrize("recall", [True, False])
 @pytest.mark.parametrize("last_turns", [1, 3])
+@pytest.mark.rows(2)
 def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_turns: int):
     def text(who: str, at: int, size: int) -> str:
         return f"{who} {at}: " + " ".join(f"{who[0]}{at}w{word}" for word in range(size))
@@ -100,7 +101,7 @@ def test_last_turns_say_whose_answers_outlive_the_exchanges_of_a_cut() -> None:
             for turn in range(4)
             for reply in (*(call("look_up", key=f"k{turn}n{at}") for at in range(4)), f"Answer {turn}: it is so.")
         ]
-        policy = PackPolicy(max_input_tokens=4_000, conversation={"last_turns": last_turns})
+        policy = PackPolicy(max_input_tokens=3_600, conversation={"last_turns": last_turns})
         chat = Chat(script=script, tools=[look_up], policy=policy)
         chat.say(*(f"Question {turn}?" for turn in range(4)))
         cuts = (at for at, one in enumerate(chat.manifests()) if any(e.stage == "cut" for e in one.truncation_events))
@@ -170,6 +171,7 @@ def remind(context: CallbackContext, request: LlmRequest) -> None:
 @pytest.mark.parametrize("length", [1, 3_000])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns"])
 @pytest.mark.parametrize("way", ["instruction", "reminder"])
+@pytest.mark.rows(4)
 def test_what_the_host_puts_behind_a_loop_takes_no_result_from_the_model(way: str, strategy: str, length: int) -> None:
     """ADK moves a dynamic instruction behind the results where there is a static one, too."""
     is_instruction = way == "instruction"
@@ -206,8 +208,8 @@ def test_a_summary_that_is_sent_once_stays_where_a_cut_only_shortened_a_result()
 
 def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records() -> None:
     reads_at_cut: list[int] = []
-    chat = Chat(policy=PackPolicy(max_input_tokens=4_000))
-    for number in range(60):
+    chat = Chat(policy=PackPolicy(max_input_tokens=2_500))
+    for number in range(36):
         reads = mentions.cache_info().misses
         chat.say(
             f"Order A-{number}{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 20

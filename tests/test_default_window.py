@@ -92,6 +92,7 @@ def test_in_its_tool_loop_too_and_results_have_room() -> None:
         ({"gpt-5": "model"}, 128_000, "default"),
     ],
 )  # fmt: skip
+@pytest.mark.rows(2)
 def test_what_is_set_is_hard(setting: Any, window: int, mark: str) -> None:
     chat = Chat(policy=PackPolicy(max_input_tokens=setting))
     chat.say("Hello", document(8_000))
@@ -108,6 +109,7 @@ def test_another_word_is_an_error() -> None:
         PackPolicy(max_input_tokens="all")
 
 
+@pytest.mark.slow
 def test_a_refusal_teaches_less_than_the_model_is_said_to_take() -> None:
     """What is learned between the default and the model's own limit bounds the calls that exceed the default."""
     chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=150_000), instruction="Help."))

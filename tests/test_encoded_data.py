@@ -187,6 +187,7 @@ LONG = {
 
 
 @pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
+@pytest.mark.rows(3)
 def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
     places = (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 1, STEP + 8_190)
     texts = [LINES[: place - 1] + "\n" + written + LINES[:STEP] + written for place in places]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import pytest
 from restarting import Restarting
 from scripted import Chat, call, exact, new_store
 from wording import SUMMARY_TITLE
@@ -64,6 +65,7 @@ def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
     chat.replays()
 
 
+@pytest.mark.slow
 def test_another_process_goes_on_with_the_same_bytes() -> None:
     whole = work()
     other = work(plugin=Restarting(policy=PackPolicy(max_input_tokens=WINDOW), store=new_store(), on_error="raise"))

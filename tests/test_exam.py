@@ -226,6 +226,7 @@ def recorded():
     return stores
 
 
+@pytest.mark.slow
 def test_a_wide_window_loses_nothing_and_a_narrow_one_does(recorded) -> None:
     shares = {}
     for name, store in recorded.items():

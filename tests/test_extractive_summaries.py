@@ -92,6 +92,7 @@ def test_what_is_sent_beside_a_summary_is_not_in_it() -> None:
     assert summary.splitlines() == ["- user: I live in Bern.", "- messages left out: 1"]
 
 
+@pytest.mark.slow
 def test_a_cut_quotes_no_turn_that_is_recalled_at_that_call() -> None:
     chat = Chat(script=["Noted."] * 200, policy=PackPolicy(max_input_tokens=4_000))
     for number in range(120):

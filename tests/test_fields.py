@@ -23,7 +23,7 @@ import aether_context
 from aether_context import PackPolicy, PackStore, build_pack
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, PackInput, Reason, Step
 from aether_context.plans import PlanShape, StepShape
-from aether_context.reading import WHY
+from aether_context.reading import SETTINGS, WHY
 from aether_context.redaction import masker
 from aether_context.store.masking import MaskedPacks
 
@@ -48,6 +48,21 @@ OTHERS: Mapping[type, tuple[str, ...]] = {
 PLAN = ("task", "goal", "role", "acceptance", "constraints", "open_questions", "next", "stop_when")
 STEP = ("text", "role", "acceptance", "constraints", "notes", "open_questions", "next")
 """The words of a plan and of a step in a session's state."""
+OF_A_PHASE = ("acceptance", "constraints", "role")
+"""The words that the steps of a phase have from it."""
+INCURABLE = (
+    "active_skill",
+    "already_in_conversation",
+    "by_hand",
+    "duplicate",
+    "expired",
+    "in_payload",
+    "instructs",
+    "no_message",
+    "not_in_scope",
+    "provider_limit",
+)
+"""The reasons that no setting changes."""
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -220,6 +235,18 @@ def test_the_words_of_a_step_that_is_too_large_are_shortened(name: str) -> None:
     chat.say("Please do it")
     assert 0 < chat.sent[0].text.count("word") < 900
     assert [event.stage for event in chat.manifests()[0].truncation_events if event.layer == "task"]
+
+
+@pytest.mark.parametrize("name", OF_A_PHASE)
+def test_a_step_has_the_words_of_its_phase(name: str) -> None:
+    phase = {"title": "Dig", "steps": ["Mark the bed", "Lift the turf"], name: ["Mind the gap"]}
+    chat = Chat(state={"plan": {"goal": "A garden", "phases": [phase]}})
+    chat.say("Go on.")
+    assert "Mind the gap" in chat.sent[0].text
+
+
+def test_every_reason_has_settings_or_is_named_here() -> None:
+    assert {name for name in get_args(Reason) if name not in SETTINGS} == set(INCURABLE)
 
 
 def test_every_reason_has_words() -> None:

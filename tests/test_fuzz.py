@@ -11,6 +11,7 @@ import copy
 import os
 import re
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
@@ -27,7 +28,6 @@ from google.adk.tools import FunctionTool
 from google.genai import types
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
-from matrix import part_slow
 from scripted import accounted, delete_all, doubled, faults, look_up, new_store, send_mail
 
 from aether_context import PackPolicy
@@ -438,7 +438,7 @@ def grow(
 
 
 @given(wild, policies(), st.sampled_from(STATES), models)
-@fuzz(40)
+@fuzz(8)
 def test_any_contents_at_all(
     contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], model: str
 ) -> None:
@@ -447,6 +447,7 @@ def test_any_contents_at_all(
 
 @given(conversations(), policies(), st.sampled_from(STATES), models)
 @fuzz(16)
+@pytest.mark.slow
 def test_valid_conversations_stay_valid(
     contents: list[types.Content], policy: PackPolicy, state: dict[str, Any], model: str
 ) -> None:
@@ -454,7 +455,7 @@ def test_valid_conversations_stay_valid(
 
 
 @given(conversations())
-@fuzz(12)
+@fuzz(4)
 def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Content]) -> None:
     run = Run(PackPolicy(max_input_tokens=10**8), {})
     for request in grow(contents, run):
@@ -472,6 +473,7 @@ _NOTED = re.compile("left out|…", re.IGNORECASE)
 
 @given(conversations(), policies())
 @fuzz(8)
+@pytest.mark.slow
 def test_the_final_request_of_the_user_is_whole_while_it_fits(
     contents: list[types.Content], policy: PackPolicy
 ) -> None:
@@ -501,7 +503,8 @@ HUGE: dict[str, dict[str, Any]] = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize(("name", "window"), part_slow(2, HUGE, [1_000, 4_000]))
+@pytest.mark.parametrize(("name", "window"), list(product(HUGE, [1_000, 4_000])))
+@pytest.mark.rows(5)
 def test_one_huge_response_of_any_shape_is_made_to_fit(name: str, window: int) -> None:
     call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
     answer = types.Part(function_response=types.FunctionResponse(name="look_up", response=HUGE[name]))

@@ -67,6 +67,7 @@ def packs(request: Sent) -> list[str]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("state", [{"plan": PLAN}, {"knowledge": {"notes": ["Ödegård pays in crowns."]}}], ids=str)
 @pytest.mark.parametrize("make", [a_sequence, a_transfer_after_a_call, a_loop], ids=lambda one: one.__name__)
+@pytest.mark.slow
 def test_another_agents_turn_stands_word_for_word_under_a_header_of_its_own(
     make: Callable[[], Team], state: dict[str, Any], window: int
 ) -> None:
@@ -93,6 +94,7 @@ def test_another_agents_turn_stands_word_for_word_under_a_header_of_its_own(
 
 @DEPRECATED
 @pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.rows(1)
 def test_each_turn_that_a_loop_hands_over_gets_a_pack(window: int) -> None:
     made = a_loop()
     chat = run(made, PackPolicy(max_input_tokens=window), state={"plan": PLAN})
@@ -122,6 +124,7 @@ def test_a_turn_that_nothing_is_added_to_goes_as_adk_wrote_it() -> None:
 @DEPRECATED
 @pytest.mark.parametrize("plan", [True, False])
 @pytest.mark.parametrize("window", WINDOWS)
+@pytest.mark.rows(2)
 def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bool) -> None:
     made = a_sequence(findings("reader", 4_000))
     chat = run(made, PackPolicy(max_input_tokens=window), state={"plan": PLAN} if plan else {})

@@ -284,6 +284,7 @@ def check(chat: Chat, window: int = 3_000) -> None:
     "strategy",
     ["heads_tails", "summarize", "epochs", "none", "stable_prefix", "sliding_turns", ["stable_prefix", "heads_tails"]],
 )
+@pytest.mark.rows(4)
 def test_every_strategy_stays_valid_inside_the_window_and_replays(strategy: Any) -> None:
     policy = PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0})
     chat = chatted(policy=policy, script=[*loop(8), *loop(9), "ok", *loop(14)])
@@ -298,7 +299,7 @@ def test_marks_hold_under_every_strategy_and_in_the_net() -> None:
         chat = chatted(
             policy=PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0}),
             state={"aether:anchors": [{"contains": "never touch the ledger"}]},
-            script=["ok", "ok", *loop(25)],
+            script=["ok", "ok", *loop(14)],
         )
         chat.say("hello", "Please never touch the ledger.", "now look it all up")
         assert "never touch the ledger" in "".join(chat.sent[-1].wires), strategy
@@ -322,7 +323,7 @@ def test_rules_registered_from_outside_hold_and_a_failing_one_ends_no_run() -> N
     register_anchor("prices", lambda content, at, contents: "euros" in content.text)
     register_anchor("broken", lambda content, at, contents: 1 / 0 > at)
     try:
-        chat = chatted(script=["ok", "ok", *loop(25)])
+        chat = chatted(script=["ok", "ok", *loop(14)])
         chat.say("hello", "It costs 90 euros.", "now look it all up")
         last = chat.manifests()[-1]
         assert [(anchor.kind, anchor.description) for anchor in last.anchors] == [("custom", "prices")]
@@ -390,6 +391,7 @@ def test_the_model_can_ask_for_a_cut_itself_once() -> None:
 
 
 @pytest.mark.parametrize("name", strategy_names())
+@pytest.mark.rows(2)
 def test_twice_as_many_messages_are_cut_in_about_twice_as_many_lines(name: str) -> None:
     lines = []
     for count in (150, 300):

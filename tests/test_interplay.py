@@ -229,6 +229,7 @@ def test_one_cache_of_adk_serves_a_whole_epoch() -> None:
 
 
 @pytest.mark.parametrize("state", [pytest.param({}, marks=pytest.mark.slow), planned()], ids=["unplanned", "planned"])
+@pytest.mark.rows(1)
 def test_a_cut_ends_adks_cache_and_the_next_epoch_has_one_of_its_own(state: Mapping[str, Any]) -> None:
     run = cached_chat(reading(30), 12_000, state)
     run.chat.say("read thirty")
@@ -280,6 +281,7 @@ def answering(count: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "window"), [("invocations", 60_000), ("tokens", 60_000), ("invocations", 1_500), ("tokens", 3_000)]
 )
+@pytest.mark.rows(2)
 def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(kind: str, window: int) -> None:
     chat = Chat(
         script=answering(14),
@@ -301,6 +303,7 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
 
 
 @pytest.mark.parametrize(("back_to", "window", "summary_share"), [(1, 2_500, 0.2), (4, 2_500, 0), (8, 60_000, 0.2)])
+@pytest.mark.rows(1)
 def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary_share: float) -> None:
     chat = Chat(
         script=[

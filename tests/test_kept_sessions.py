@@ -27,8 +27,8 @@ from aether_context.canonical import hash_bytes
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")
 WINDOWS = (8_000, 16_000, 32_000, 64_000, 128_000)
-DEFAULT = (*[8_000, 16_000] * 7, *[32_000] * 3, *[64_000] * 2, 128_000)
-"""The windows of the sessions that are played by default; those of the others are all alike often."""
+FIRST = (*[8_000, 16_000] * 7, *[32_000] * 3, *[64_000] * 2, 128_000)
+"""The windows of the first sessions; those of the others are all alike often."""
 RULES = ("Never push to main.", "Always answer in metric units.", "Bitte nie auf main pushen!", "No uses emojis.")
 ALWAYS = ("rule", "talk", "todo", "picture", "file")
 SOMETIMES = {"skill": 0.6, "packaged skill": 0.3, "team": 0.4, "own turns": 0.2, "plan": 0.3}
@@ -65,7 +65,7 @@ VOCABULARY = [
 def drawn(seed: int) -> tuple[random.Random, int, frozenset[str]]:
     """The session of a seed: what it is played by, its window, and the kinds of content in it."""
     rng = random.Random(seed)
-    window = DEFAULT[seed] if seed < len(DEFAULT) else WINDOWS[seed % len(WINDOWS)]
+    window = FIRST[seed] if seed < len(FIRST) else WINDOWS[seed % len(WINDOWS)]
     return rng, window, frozenset((*ALWAYS, *(kind for kind, share in SOMETIMES.items() if rng.random() < share)))
 
 
@@ -99,15 +99,15 @@ def has_room(manifest: Manifest) -> bool:
     return fixed + budget // 15 + PICTURE <= budget
 
 
-def test_the_default_sessions_have_every_kind_of_content_and_every_window():
-    sessions = [drawn(seed) for seed in range(len(DEFAULT))]
+def test_the_first_sessions_have_every_kind_of_content_and_every_window():
+    sessions = [drawn(seed) for seed in range(len(FIRST))]
     assert {kind for _, _, kinds in sessions for kind in kinds} == {*ALWAYS, *SOMETIMES}
     assert {window for _, window, _ in sessions} == {*WINDOWS}
     assert len(sessions) == 20
     assert PACKAGED
 
 
-@pytest.mark.parametrize("seed", but_slow(range(200), *range(20, 200), most=40))
+@pytest.mark.parametrize("seed", but_slow(range(200), *range(5, 200), most=20))
 def test_what_holds_and_what_people_sent_is_in_every_request_or_has_an_address(seed: int):
     rng, window, kinds = drawn(seed)
     size, rule, skills = int(SHARE * window), rng.choice(RULES), skills_of(rng, kinds)

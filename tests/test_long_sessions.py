@@ -55,15 +55,15 @@ def long_chat(policy: PackPolicy, **given: Any) -> Chat:
 
 
 def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> None:
-    whole, partly = long_chat(small(3_000)), long_chat(small(3_000))
-    for message in [*messages(79), QUESTION]:
+    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
+    for message in [*messages(39), QUESTION]:
         whole.say(message)
-        partly.say(message, recent_events=30)
+        partly.say(message, recent_events=16)
         assert partly.sent[-1].wires == whole.sent[-1].wires
-    assert len(partly.raw[-1].contents) < 40 < len(whole.raw[-1].contents)
+    assert len(partly.raw[-1].contents) < 24 < len(whole.raw[-1].contents)
     assert "Falcon-7731" in partly.sent[-1].human()
     assert all(manifest.degradations == () for manifest in partly.manifests())
-    assert partly.manifests()[-1].epoch.cut_count > 40
+    assert partly.manifests()[-1].epoch.cut_count > 20
     partly.replays()
     places = []
     for chat in (whole, partly):
@@ -123,6 +123,7 @@ def watched() -> tuple[PackStore, WatchedFiles]:
     return store.through(files), files
 
 
+@pytest.mark.slow
 def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
     store, files = watched()
     free, bound = long_chat(small(2_000)), long_chat(small(2_000), store=store)
@@ -140,18 +141,18 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
 
 def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
     store = PackStore("failing://late")
-    prompt, late = long_chat(small(3_000)), long_chat(small(3_000), store=store)
+    prompt, late = long_chat(small(2_000)), long_chat(small(2_000), store=store)
     try:
-        for at, message in enumerate([*messages(60), QUESTION]):
-            prompt.say(message, recent_events=20)
+        for at, message in enumerate([*messages(36), QUESTION]):
+            prompt.say(message, recent_events=14)
             FailingFileSystem.down = at % 8 != 0
-            late.say(message, recent_events=20)
+            late.say(message, recent_events=14)
             assert body(late) == body(prompt)
     finally:
         FailingFileSystem.end()
     late.manifests()  # waits for what is queued
     late.restart()
-    late.say("And of the south gate? " + QUESTION, recent_events=20)
+    late.say("And of the south gate? " + QUESTION, recent_events=14)
     assert "Falcon-7731" in late.sent[-1].human()
     assert late.manifests()[-1].degradations == ()
 
@@ -214,6 +215,7 @@ def test_without_its_files_a_session_goes_on_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
+@pytest.mark.rows(1)
 def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_goes_on(is_idle: bool) -> None:
     chat = long_chat(small(3_000))
     for message in messages(100):
@@ -243,6 +245,7 @@ def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_
 
 
 @pytest.mark.parametrize("record", ["hashes", "off"])
+@pytest.mark.rows(1)
 def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
     chat = long_chat(small(2_000, record=record, conversation={"summary_share": 0}))
     for message in messages(70):
@@ -292,6 +295,7 @@ def test_what_was_anchored_stays_when_it_is_not_loaded_any_more() -> None:
     assert partly.manifests()[-1].epoch.kept
 
 
+@pytest.mark.slow
 def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     chat = long_chat(small(3_000), store=PackStore(str(tmp_path)))
     for message in [*messages(119), QUESTION, *messages(125)[120:]]:
@@ -399,6 +403,7 @@ def test_a_rewind_and_a_compaction_are_told_apart_from_what_is_not_loaded() -> N
 
 
 @pytest.mark.parametrize("times", [1, 20])
+@pytest.mark.rows(1)
 def test_with_adks_own_compaction_requests_are_valid_and_say_what_is_missing_while_it_is_loaded(times: int) -> None:
     writer = Scripted(script=[*(f"Digest {at}." for at in range(times)), *[Failure("no more")] * 60], sent=[])
     summarizer = LlmEventSummarizer(llm=writer)

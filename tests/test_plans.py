@@ -502,6 +502,7 @@ HOSTILE: list[tuple[str, Any]] = [
 
 
 @pytest.mark.parametrize("plan", [one[1] for one in HOSTILE], ids=[one[0] for one in HOSTILE])
+@pytest.mark.rows(10)
 def test_hostile_plans_are_read_in_bounded_time_and_raise_nothing(plan: Any) -> None:
     start = time.process_time()
     read = read_state({"plan": plan})

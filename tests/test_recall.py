@@ -47,11 +47,13 @@ ASKED = [
 def chatter(count: int) -> list[str]:
     """Messages about nothing that is asked for later."""
     return [
-        f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many." for at in range(count)
+        f"Number {at}: the weather stays grey, and the garden needs rain, leaf {at} of many; so it is, and so it was "
+        "all the week, and nobody here expects that it will be otherwise before the next."
+        for at in range(count)
     ]
 
 
-def talk(window: int = 1_200, more: int = 40, **settings: Any) -> Chat:
+def talk(window: int = 1_200, more: int = 20, **settings: Any) -> Chat:
     """A conversation that begins with the facts and goes on until they have been cut."""
     script = [f"I see, number {at}." for at in range(more + len(FACTS))]
     chat = Chat(policy=small(window, **settings), script=script)
@@ -85,7 +87,7 @@ def test_what_was_cut_comes_back_word_for_word_with_speaker_and_date() -> None:
 
 def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_both() -> None:
     chat = Chat(policy=small(60_000), script=[f"I see, number {number}." for number in range(200)])
-    chat.say(*FACTS, *chatter(64))
+    chat.say(*FACTS, *chatter(32))
     chat.policy = small(1_600)  # so that one call cuts, summarizes and recalls
     chat.restart()
     chat.say(ASKED[0])
@@ -110,7 +112,7 @@ def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -
     assert 0.05 < key.scores["similarity"] < 1
     assert {"bm25", "cosine"} <= set(key.scores)
     assert key.time is not None
-    assert manifest.searched == 2 * (len(FACTS) + 40)
+    assert manifest.searched == 2 * (len(FACTS) + 20)
     assert manifest.embedder.startswith("static-")
     assert len(rows) <= manifest.searched
     assert {row.form for row in rows} <= {"whole", "left_out"}
@@ -268,7 +270,7 @@ def test_small_talk_brings_no_memories_and_a_question_for_many_brings_more() -> 
 
 
 def test_a_question_for_an_order_brings_more_turns_by_their_dates() -> None:
-    chat = talk(window=3_000, more=90, conversation={"summary_share": 0}, retrieval={"memory_k": 2})
+    chat = talk(window=3_000, more=45, conversation={"summary_share": 0}, retrieval={"memory_k": 2})
     chat.say("List all that I said about the garden.")
     all_lines = memory_of(chat.sent[-1].human()).count("\n")
     chat.say("In what order did I mention the leaves of the garden?")

@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 from collections.abc import Mapping
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 import pytest
 from google.adk.events.event import Event
 from google.adk.plugins.base_plugin import BasePlugin
-from matrix import part_slow
 from plans import aether, loop, planned, small, turns
 from pydantic import BaseModel
 from restarting import Restarting, same_requests
@@ -32,8 +32,9 @@ def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("tokens", "known", "summary_share"), part_slow(2, [1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0])
+    ("tokens", "known", "summary_share"), list(product([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0]))
 )
+@pytest.mark.rows(3)
 def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary_share: float) -> None:
     state = planned() if known == "plan" else {}
     policy = small(tokens, conversation={"summary_share": summary_share})
@@ -159,6 +160,7 @@ def test_a_packed_message_does_not_repeat_what_the_user_wrote(length: int) -> No
 
 
 @pytest.mark.parametrize("odd", ["\0", "json:[]", "\u00e9\n"])
+@pytest.mark.rows(1)
 def test_any_text_comes_back_from_a_state_that_any_store_takes(odd: str) -> None:
     """Halves of surrogate pairs are those of test_surrogates.py."""
     plan = {"step": {"text": f"{odd} step {odd}", "acceptance": [f"{odd} is done"]}}

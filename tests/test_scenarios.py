@@ -99,6 +99,7 @@ def worth(pack: Pack, fate: Row) -> tuple[object, ...]:
 
 
 @every_session
+@pytest.mark.rows(2)
 def test_things_give_way_in_the_order_of_the_tables(name: str, preset: str) -> None:
     for window in WINDOWS:
         acts = [(one.stage, one.layer) for one in built(name, preset, window).events]
@@ -182,6 +183,7 @@ def test_checklist_and_request_stand_word_for_word_wherever_they_fit(name: str, 
 
 
 @every_session
+@pytest.mark.rows(2)
 def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -> None:
     for window in WINDOWS:
         assert (refusal(name, preset, window) is None) == holds(name, preset, window)
@@ -198,6 +200,7 @@ def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -
 
 @every_session
 @pytest.mark.parametrize("windows", [WINDOWS, range(2_000, 7_000, 125)], ids=["wide", "narrow"])
+@pytest.mark.rows(3)
 def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset: str, windows: Iterable[int]) -> None:
     """Whole or shortened; a memory that stands in the conversation word for word need not be repeated."""
     kept: set[str] = set()

@@ -38,9 +38,10 @@ def shown_in(sent: Sent) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("text", ["Here is my receipt from Oslo.", ""])
+@pytest.mark.rows(2)
 def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: str, mark: str, text: str):
     chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
-    chat.say(message(data, kind, text), *turns(45))
+    chat.say(message(data, kind, text), *turns(15, 360))
     assert data not in shown(chat)
     written = chat.sent[-1].text
     summary = written[written.index(SUMMARY_TITLE) :]
@@ -67,9 +68,10 @@ def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: st
         (picture(), "image/png", True),
     ],
 )
+@pytest.mark.rows(2)
 def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str, is_kept: bool):
     chat = Chat(policy=small(6_000, redact=("personal",)), model="gemini-3-pro-preview")
-    chat.say(message(data, kind, "Here is my list."), *turns(45))
+    chat.say(message(data, kind, "Here is my list."), *turns(15, 360))
     assert data not in shown(chat)
     stored = [chat.store.files.read(file.path) for file in chat.store.files.below(chat.store.files.root)]
     assert not any(b"ann@example.org" in one.replace(b"\0", b"") for one in stored)
@@ -92,20 +94,21 @@ def test_every_picture_of_many_is_whole_or_has_an_address_that_reads():
 def test_recall_finds_a_picture_by_the_words_around_it():
     chat = Chat(policy=small(6_000, conversation={"summary_share": 0}))
     data = picture()
-    chat.say(message(data, "image/png", "This is the receipt of the restaurant Bergamot in Oslo."), *turns(45))
+    chat.say(message(data, "image/png", "This is the receipt of the restaurant Bergamot in Oslo."), *turns(15, 360))
     chat.say("Which receipt did I send of the restaurant Bergamot in Oslo?")
     assert f"[picture, 1200 × 900, {address(data)}]" in chat.sent[-1].text
 
 
 @pytest.mark.parametrize("record", ["full", "off"])
+@pytest.mark.rows(1)
 def test_no_other_session_shows_it(record: str):
     chat = Chat(policy=small(6_000, record=record), model="gemini-3-pro-preview")
     data = picture()
-    chat.say(message(data, "image/png", "Mine."), *turns(25), user="eve", session="e1")
+    chat.say(message(data, "image/png", "Mine."), *turns(9, 330), user="eve", session="e1")
     assert data not in shown(chat)
     for user, session in (("bob", "b1"), ("eve", "e2"), ("eve", "e1")):
         chat.llm.script[:] = []
-        chat.say(*turns(25), user=user, session=session)
+        chat.say(*turns(9, 330), user=user, session=session)
         assert "read_artifact" in chat.sent[-1].readers
         chat.llm.script[:] = [call("read_artifact", uri=address(data)), "Done."]
         chat.say("Show it.", user=user, session=session)
@@ -135,6 +138,7 @@ def sent_photos(policy: PackPolicy, model: str, count: int = 1, messages: int = 
 @pytest.mark.parametrize(("count", "messages"), [(1, 10), (2, 10)], ids=["one in a message", "two in a message"])
 @pytest.mark.parametrize("model", ["gemini-3-pro-preview", "claude-sonnet-4-5", "openai/gpt-4o"])
 @pytest.mark.parametrize("tools", [[], [look_up]], ids=["no tools", "tools"])
+@pytest.mark.rows(5)
 def test_old_pictures_give_way_before_words_at_a_cut_and_stay_so(
     model: str, count: int, messages: int, tools: list[Any]
 ):
@@ -231,9 +235,10 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
     chat.replays()
 
 
+@pytest.mark.slow
 def test_the_users_orders_and_marks_stay_beside_a_question_that_fills_the_window():
     chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
-    chat.say(message(picture(), "image/png", "Never push to main. Here is my receipt."), *turns(45))
+    chat.say(message(picture(), "image/png", "Never push to main. Here is my receipt."), *turns(15, 360))
     for size in (1_500, 2_200, 2_500, 60):
         chat.say(words(size, f"w{size}v"))
         assert "Never push to main." in chat.sent[-1].text

@@ -481,6 +481,7 @@ def test_the_plan_of_a_planner_with_a_schema_is_known_as_well() -> None:
 
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "sliding_turns", "stable_prefix"])
+@pytest.mark.rows(2)
 def test_no_strategy_brings_the_plan_back(strategy: str) -> None:
     planner = agent("planner", [WRITTEN] * 6, tools=[], output_key="plan")
     operator = agent("operator", [part for at in range(6) for part in (call("look", query=f"rival {at}"), "ok " * 200)])

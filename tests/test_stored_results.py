@@ -259,6 +259,7 @@ def proof(at: int, covers: list[str] | None = None, words: int = 12) -> dict[str
     return {"uri": f"artifact://proofs/{at}.md", "summary": summary, "covers": covers or [], "time": 1_000.0 + at}
 
 
+@pytest.mark.slow
 def test_what_was_recorded_has_its_line_beside_as_many_results_as_the_policy_lists() -> None:
     chat = long_chat(
         [*(call("read_log", name=f"n{at}") for at in range(40)), "read"],

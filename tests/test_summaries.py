@@ -106,9 +106,9 @@ def test_a_model_that_fails_now_and_then_goes_on_being_asked():
     llm = writer()
     chat, _ = talk_with(llm, policy=POLICY.changed(conversation={"summary_share": 0.1}))
     chat.state = {}
-    for turn in range(60):
+    for turn in range(30):
         llm.answer = "no" if len(llm.asked) % 2 else None
-        chat.say(f"Question {turn}: {lines(f'refund {turn}', 8)}")
+        chat.say(f"Question {turn}: {lines(f'refund {turn}', 16)}")
     assert len(llm.asked) > 4
 
 

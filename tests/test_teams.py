@@ -7,6 +7,7 @@ Every run is a real Runner's; requests are counted from what the model got, apar
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import product
 from typing import Any
 
 import pytest
@@ -14,7 +15,6 @@ from google.adk.agents import LlmAgent, LoopAgent, ParallelAgent, SequentialAgen
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.workflow import START, JoinNode, Workflow
 from google.genai import types
-from matrix import part_slow
 from plans import aether, cached_input_costs, loop, planned, small, words
 from scripted import Chat, Scripted, call, grow, look_up, state_of
 from teams import DEPRECATED, REQUEST, WINDOWS, Team, agent, calls, findings, passing, query_orders, run, team, within
@@ -155,7 +155,8 @@ def policy_of(strategy: str, window: int) -> PackPolicy:
 
 
 @DEPRECATED
-@pytest.mark.parametrize(("make", "window", "strategy"), part_slow(8, TEAMS, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("make", "window", "strategy"), list(product(TEAMS, WINDOWS, STRATEGIES)))
+@pytest.mark.rows(7, slow=21)
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "sliding_turns"])
 @pytest.mark.parametrize("make", [twelve_turns_then_a_transfer, collectors_twice])
+@pytest.mark.rows(1)
 def test_an_instruction_among_the_contents_stays_where_others_turns_follow_it(
     make: Callable[[], Team], strategy: str
 ) -> None:
@@ -205,6 +207,7 @@ def reader_and_writer(turns: int = 12) -> Team:
 
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "summarize"])
+@pytest.mark.rows(1)
 def test_a_recap_names_who_said_what_and_holds_nothing_of_how_it_was_quoted(strategy: str) -> None:
     made = reader_and_writer()
     chat = run(made, policy_of(strategy, 4_000).changed(retrieval={"recall": False}))
@@ -236,7 +239,7 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
         agent=SequentialAgent(name="line", sub_agents=[scout, clerk]),
         policy=PackPolicy(max_input_tokens=2_000, conversation={"summary_share": 0}),
     )
-    chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(40)))
+    chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(20)))
     assert facts[0] not in clerk.model.texts[-1].partition("CONTEXT PACK")[0]
     chat.say("Where does the spare key of boat B-7 hang?")
     assert f", scout: {facts[0]}" in clerk.model.texts[-1]
@@ -282,7 +285,8 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 }
 
 
-@pytest.mark.parametrize(("kind", "window", "strategy"), part_slow(6, LARGE, WINDOWS, STRATEGIES))
+@pytest.mark.parametrize(("kind", "window", "strategy"), list(product(LARGE, WINDOWS, STRATEGIES)))
+@pytest.mark.rows(5, slow=13)
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])
@@ -373,7 +377,7 @@ def test_an_agent_tools_child_gets_its_own_pack_and_leaves_the_parents_epoch_alo
 
 
 def test_children_of_the_same_name_leave_the_parents_cut_alone() -> None:
-    child = Scripted(script=[*loop(12), "found"] * 8, sent=[])
+    child = Scripted(script=[*loop(8), "found"] * 8, sent=[])
     twin = LlmAgent(name="clerk", model=child, description="Helps.", tools=[look_up])
     asked = [call("clerk", request=words(100, f"part{at}")) for at in range(2)]
     chat = Chat(script=[*loop(6), asked, "done"] * 4, tools=[look_up, AgentTool(twin)], policy=small(3_000))

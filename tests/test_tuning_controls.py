@@ -102,6 +102,7 @@ def _tuned(store, workers):
     return recordings, tuner.tune(recordings, margin=MARGIN, spend=5)
 
 
+@pytest.mark.soak
 def test_the_page_leads_to_a_policy(tmp_path):
     """The commands of docs/tune.md on recorded sessions, in an empty folder."""
     tests = Path(__file__).parent

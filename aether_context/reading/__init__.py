@@ -14,9 +14,10 @@ from aether_context.reading.difference import (
 )
 from aether_context.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
 from aether_context.reading.sessions import call_titles, session_packs
-from aether_context.reading.why import Answer, Place, Span, why
+from aether_context.reading.why import SETTINGS, Answer, Place, Span, why
 
 __all__ = [
+    "SETTINGS",
     "WHY",
     "Answer",
     "CandidateChange",

@@ -36,7 +36,7 @@ _MOST_PLACES = 40
 _SEARCHED = "; a search of "
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CANDIDATE_KINDS = ("memory", "note", "evidence", "recalled turn")
-_SETTINGS: Mapping[str, str] = {
+SETTINGS: Mapping[str, str] = {
     "below_floor": "retrieval.floor",
     "beyond_k": "retrieval.{layer}_k",
     "over_allocation": "max_input_tokens, budget.shares.{layer}",
@@ -356,7 +356,7 @@ class _Search:
         span = Span(first=manifest.number, last=manifest.number, form=row.form, holds=holds)
         if row.form == "whole":
             return replace(span, act=WHY.get(row.reason or "", ""))
-        settings = _SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
+        settings = SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
         elsewhere = () if holds else _names(holding)
         return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
 
