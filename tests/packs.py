@@ -20,6 +20,7 @@ from aether_context.pack import (
     AcceptanceItem,
     Candidate,
     Content,
+    ContentForm,
     Epoch,
     Identity,
     Pack,
@@ -345,3 +346,12 @@ def rendered(conversation: Conversation, decision: Decision) -> tuple[Content, .
         return left.contents
     at = sum(index < min(decision.forms, default=0) for index in staying(conversation, decision))
     return (*left.contents[:at], summarized(left.recap.summary), *left.contents[at:])
+
+
+def summary_of(*contents: Content, earlier: str = "", max_tokens: int = 20_000) -> str:
+    """The summary of contents that are all cut, behind that of earlier cuts."""
+    conversation = Conversation.of(contents, window=100)  # so small that no line has room of its own
+    conversation = replace(conversation, recap=conversation.recap._replace(summary=earlier))
+    return conversation.summarized(
+        {at: ContentForm("left_out", "threshold") for at in range(len(contents))}, max_tokens
+    )

@@ -15,7 +15,6 @@ from scripted import Chat, Scripted, call, new_store
 
 from aether_context.adk import AcceptanceGate, ContextPackPlugin
 from aether_context.pack import AcceptanceItem, Step
-from aether_context.state.acceptance import examine
 from aether_context.text.entities import artifact_uris
 
 PROOF = "artifact://evidence/report.md"
@@ -27,7 +26,6 @@ STATE = {
     "plan": {"task_id": "t", "goal": "One page.", "step": {"id": "s", "text": "Write it.", "acceptance": ITEMS}},
     "knowledge": {"evidence": [{"uri": PROOF, "summary": "The range is 40 km.", "covers": ["range"]}]},
 }
-NEEDS, PLAIN = (AcceptanceItem(id="a", text="proven", needs_evidence=True), AcceptanceItem(id="b", text="said"))
 
 
 @pytest.mark.parametrize(
@@ -45,19 +43,6 @@ def test_uris_are_read_out_of_prose(text: str, uris: tuple[str, ...]):
     assert tuple(dict.fromkeys(artifact_uris(text))) == uris
 
 
-def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_it():
-    def passed(answer: str, shown: str = PROOF, covers: Any = None) -> bool | None:
-        recorded = {} if covers is None else {PROOF: covers}
-        return examine(answer, [NEEDS], shown=[shown], covers=recorded, judged={}).items[0][1].passed
-
-    assert passed(f"yes ({PROOF})")
-    assert passed(f"yes ({PROOF})", covers=["a"])
-    assert passed(f"yes ({PROOF})", covers=[]) is False
-    assert passed(f"yes ({PROOF})", covers=["other"]) is False
-    assert passed("yes") is False
-    assert passed(f"yes ({PROOF})", shown="nothing here") is False
-
-
 def verdict_of(chat: Chat, at: int = -1) -> Any:
     outcome = chat.store.outcome(chat.manifests()[at])
     assert outcome is not None
@@ -66,6 +51,25 @@ def verdict_of(chat: Chat, at: int = -1) -> Any:
 
 def found(verdict: Any) -> dict[str, Any]:
     return {one["id"]: (one["passed"], one["by"]) for one in verdict["items"]}
+
+
+@pytest.mark.parametrize(
+    ("answer", "covers", "passed"),
+    [
+        (f"yes ({PROOF})", ["range"], True),
+        (f"yes ({PROOF})", [], False),
+        (f"yes ({PROOF})", ["tone"], False),
+        ("yes", ["range"], False),
+        ("yes (artifact://evidence/other.md)", ["range"], False),
+    ],
+)
+def test_an_item_that_needs_evidence_is_met_by_a_uri_of_the_request_that_proves_it(
+    answer: str, covers: list[str], passed: bool
+):
+    evidence = [{"uri": PROOF, "summary": "The range is 40 km.", "covers": covers}]
+    chat = Chat(script=[answer], state={**STATE, "knowledge": {"evidence": evidence}})
+    chat.say("Go on.")
+    assert found(verdict_of(chat))["range"] == (passed, "evidence")
 
 
 def test_an_invented_uri_is_flagged_and_the_answer_is_left_alone():

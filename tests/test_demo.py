@@ -10,10 +10,11 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from google.adk.models.registry import LLMRegistry
+from scripted import Scripted, call
 
 from aether_context import Manifest, PackStore
 from aether_context.cli import main
-from aether_context.demo import STEPS, Folder
 from aether_context.pack import Row
 
 WINDOW = 16_000
@@ -49,11 +50,11 @@ def test_every_call_of_both_questions_leaves_a_pack(demo: Ran) -> None:
     assert len({one.invocation for one in demo.manifests}) == 2
     first = calls.index(1, 1)
     assert calls == [*range(1, first + 1), *range(1, len(calls) - first + 1)]
-    assert {one.step_id for one in demo.manifests} == {step["id"] for step in STEPS}
+    assert {one.step_id for one in demo.manifests} == {"survey", "reasons", "proof", "report"}
     assert all(one.validity == "valid" and one.window == WINDOW for one in demo.manifests)
 
 
-def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ran) -> None:
+def test_the_page_leads_with_the_result(demo: Ran) -> None:
     lines = demo.output.splitlines()
     ratios = r"(\d\.\d) × fewer tokens, (\d\.\d) × cheaper"
     result = re.fullmatch(rf"(\d+) calls in a window of 16,000 tokens: {ratios}; (\d+) would not have fitted", lines[1])
@@ -63,11 +64,14 @@ def test_the_page_leads_with_the_result_and_ends_with_commands_that_run(demo: Ra
     assert float(result[3]) > 1.6
     assert int(result[4]) >= len(demo.manifests) - 4, "the first calls have read little"
     assert len(lines) - len(demo.manifests) < 19, "little stands beside the calls"
+
+
+@pytest.mark.parametrize("command", ["inspect {0}", "replay {0}", "why settings", "verify"])
+def test_the_page_ends_with_commands_that_run(demo: Ran, command: str) -> None:
     example = next(one for one in demo.manifests if one.truncation_events)
-    for command in (f"inspect {example.number}", f"replay {example.number}", "why settings", "verify"):
-        words = [*command.split(), "--store", demo.store.url]
-        assert f"aether-context {' '.join(words)}" in demo.output
-        assert CliRunner().invoke(main, words).exit_code == 0
+    words = [*command.format(example.number).split(), "--store", demo.store.url]
+    assert f"aether-context {' '.join(words)}" in demo.output
+    assert CliRunner().invoke(main, words).exit_code == 0
 
 
 def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:
@@ -130,14 +134,35 @@ def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeyp
     assert not list(tmp_path.iterdir())
 
 
-@pytest.mark.parametrize("path", ["../secret.py", "/etc/passwd", "link.py", "notes.txt", "none.py", "", "a\0.py"])
-def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, path: str) -> None:
-    inside = tmp_path / "inside"
-    inside.mkdir()
-    (tmp_path / "secret.py").write_text("SECRET = 1\n")
-    (inside / "notes.txt").write_text("SECRET\n")
-    (inside / "link.py").symlink_to(tmp_path / "secret.py")
-    folder = Folder(inside)
-    assert "There is no file" in folder.read_file(path)
-    assert "No line contains" in folder.search_text("SECRET")
-    assert folder.list_files() == ""
+OUTSIDE = ["../tests/test_demo.py", str(Path(__file__)), "/etc/passwd", "py.typed", "none.py", "", "a\0.py"]
+"""What a model may ask for that is no Python file of the package."""
+
+
+class Reading(Scripted):
+    """Stands for a live model that reads what it should not."""
+
+    script: list[typing.Any] = [
+        *(call("read_file", path=path) for path in OUTSIDE),
+        call("search_text", text="Stands for a live model"),
+        call("read_file", path="errors.py", first_line=1, last_line=1),
+    ]
+    seen: typing.ClassVar[list[typing.Any]] = []
+
+    @classmethod
+    def supported_models(cls) -> list[str]:
+        return ["stand-in"]
+
+    def see(self, llm_request: typing.Any) -> None:
+        super().see(llm_request)
+        self.seen[:] = [self.sent[-1]]
+
+
+def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    LLMRegistry.register(Reading)
+    monkeypatch.setenv("GOOGLE_API_KEY", "none")
+    CliRunner().invoke(main, ["demo", "--model", "stand-in", "--store", str(tmp_path), "--window", "100000"])
+    *refused, found, read = [answer["result"] for answer in Reading.seen[0].answers()]
+    assert len(refused) == len(OUTSIDE)
+    assert all(text.startswith("There is no file") for text in refused)
+    assert found.startswith("No line contains")
+    assert read.startswith('"""Every error this package raises')

@@ -8,6 +8,7 @@ import hashlib
 import json
 import logging
 import random
+import re
 import textwrap
 import uuid
 from email.mime.image import MIMEImage
@@ -22,7 +23,6 @@ from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, call, faults, grow
 
 from aether_context import PackPolicy, PackStore, verify
-from aether_context.evidence.media import media_in
 
 RANDOM = random.Random(7)
 IMAGE = b"\x89PNG\r\n\x1a\n" + RANDOM.randbytes(30_000)
@@ -172,6 +172,7 @@ def test_data_inside_a_text_goes_to_the_store_and_the_words_around_it_stay(resul
 LINES = "".join(f"{at}: the pump runs.\n" for at in range(10_000))
 """A long text without data."""
 STEP = 50_000
+WIDE = PackPolicy(max_input_tokens=900_000, offload={"extract_tokens": 800_000})
 LONG = {
     "base64": (f" {CODE} ", IMAGE),
     "escaped base64": (" " + CODE.replace("/", "\\/") + " ", IMAGE),
@@ -188,23 +189,16 @@ LONG = {
 @pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
 @pytest.mark.rows(3)
 def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
-    alone = [medium.data for medium in media_in(written)]
-    assert alone == [data]
-    for place in (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 2, STEP - 1, STEP, STEP + 8_190):
-        text = LINES[: place - 1] + "\n" + written + LINES[:STEP] + written
-        assert [medium.data for medium in media_in(text)] == [data, data], place
+    places = (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 1, STEP + 8_190)
+    texts = [LINES[: place - 1] + "\n" + written + LINES[:STEP] + written for place in places]
+    talk = talk_of({"alone": written, "texts": texts}, policy=WIDE)
+    assert stored(talk) == [data] * (1 + 2 * len(places))
 
 
 def test_what_ends_with_the_text_and_not_with_its_mark_hides_no_data_behind_its_beginning():
-    for opening in ("b'", 'b"', "[1, "):
-        text = f"{LINES[: STEP - 3]} {opening}{LINES[:300]} {CODE} and more"
-        assert [medium.data for medium in media_in(text)] == [IMAGE]
-    assert [*media_in(LINES + "[" + "1, 2, " * 200)] == []
-
-
-def test_data_in_the_middle_of_a_long_result_goes_to_the_store():
-    talk = talk_of(f"{LINES[: STEP - 20]}\n{CODE}\n{LINES[:STEP]}")
-    assert stored(talk) == [IMAGE]
+    texts = [f"{LINES[: STEP - 3]} {opening}{LINES[:300]} {CODE} and more" for opening in ("b'", 'b"', "[1, ")]
+    talk = talk_of([*texts, LINES + "[" + "1, 2, " * 200], policy=WIDE)
+    assert stored(talk) == [IMAGE] * len(texts)
 
 
 JWT = ".".join(
@@ -365,9 +359,10 @@ def test_offload_that_is_off_by_its_own_setting_is_not_told():
 
 
 def test_marks_stand_in_the_place_of_data_alone():
-    text = f"a {DATA_CODE} b [0] {CODE} c"
-    spans = [medium.span for medium in media_in({"result": text})]
-    assert [text[slice(*span)] for span in spans if span is not None] == [DATA_CODE, CODE]
+    talk = talk_of(f"a {DATA_CODE} b [0] {CODE} c")
+    (answer,) = talk.sent[-1].answers("show_panel")
+    mark = r"\[[\w/-]+, \d+ KB: artifact://evidence/\w+\.bin\]"
+    assert re.fullmatch(rf"a {mark} b \[0\] {mark} c", answer["result"])
 
 
 def test_another_agent_is_quoted_the_words_without_the_data():

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import copy
 import json
-from collections.abc import Callable
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from plans import planned
+from scripted import Chat, call, results, state_of
 
-from aether_context.errors import KnowledgeError
+from aether_context.adk import evidence_tools
 from aether_context.state import read_state
-from aether_context.state.knowledge import add_evidence, append_note, covered
 
 PLAN: dict[str, Any] = {
     "steps": [
@@ -21,80 +21,65 @@ PLAN: dict[str, Any] = {
 }
 
 
-def fresh() -> dict[str, Any]:
-    return {"plan": copy.deepcopy(PLAN)}
-
-
-# notes
+def written(tool: str, state: Mapping[str, Any] | None = None, **arguments: Any) -> tuple[dict[str, Any], Any]:
+    """The answer of a tool that writes into the state, and the state."""
+    chat = Chat(
+        script=[call(tool, **arguments), "ok"],
+        tools=evidence_tools(),
+        state=planned(PLAN) if state is None else state,
+    )
+    (answer,) = results(chat.say("Go. See artifact://r.md."))
+    return answer, {key: value for key, value in state_of(chat).items() if key in ("plan", "knowledge")}
 
 
 def test_a_note_is_read_as_it_was_written() -> None:
-    state = fresh()
-    note = append_note(state, "The limit is 200", time=1_000.0, ttl_seconds=60, step_id="draft")
+    answer, state = written("add_note", text="The limit is 200", keep_seconds=60, step_id="draft")
     read = read_state(state)
     assert read.problems == ()
-    (found,) = read.candidates
-    assert (found.id, found.text, found.time, found.expires) == (note.id, "The limit is 200", 1_000.0, 1_060.0)
+    (note,) = read.candidates
+    assert (note.id, note.text) == (answer["noted"], "The limit is 200")
+    assert note.time is not None
+    assert note.expires == note.time + 60
     assert json.loads(json.dumps(state)) == state
 
 
 @pytest.mark.parametrize(
-    ("given", "said"),
+    ("arguments", "said"),
     [
         ({"text": "  "}, "needs a text"),
-        ({"text": "x" * 20_001}, "text: .*20000"),
-        ({"text": "\ud800"}, "text: "),
-        ({"text": "x", "ttl_seconds": 5}, "give time, too"),
-        ({"text": "x", "time": 1.0, "ttl_seconds": -5}, "ttl_seconds: .*greater than 0"),
-        ({"text": "x", "time": float("nan")}, "time: "),
+        ({"text": "x" * 20_001}, "20000"),
+        ({"text": "x", "keep_seconds": -5}, "greater than 0"),
         ({"text": "x", "step_id": "fly"}, "no step 'fly': the steps are 'find', 'draft'"),
         ({"text": "x", "step_id": "find"}, "step 'find' is done"),
     ],
 )
-def test_a_wrong_note_is_not_written(given: dict[str, Any], said: str) -> None:
-    state = fresh()
-    with pytest.raises(KnowledgeError, match=said):
-        append_note(state, **given)
-    assert state == fresh()
+def test_a_wrong_note_is_not_written(arguments: dict[str, Any], said: str) -> None:
+    answer, state = written("add_note", **arguments)
+    assert said in answer["error"]
+    assert state == planned(PLAN)
 
 
-@pytest.mark.parametrize(
-    ("held", "write"),
-    [
-        ("text", lambda state: append_note(state, "x")),
-        ({"notes": "text"}, lambda state: append_note(state, "x")),
-        ({"evidence": 3}, lambda state: add_evidence(state, uri="artifact://x", summary="x")),
-    ],
-)
-def test_knowledge_that_is_none_is_an_error_that_names_the_key(held: object, write: Callable[..., object]) -> None:
-    state = {"knowledge": held}
-    before = copy.deepcopy(held)
-    with pytest.raises(KnowledgeError, match=r"state\['knowledge'\]"):
-        write(state)
-    assert state["knowledge"] == before
-
-
-# evidence
+@pytest.mark.parametrize("knowledge", ["text", {"notes": "text"}, {"evidence": 3}])
+def test_knowledge_that_is_none_is_an_error_that_names_the_key(knowledge: object) -> None:
+    other = isinstance(knowledge, dict) and "evidence" in knowledge
+    tool = ("record_evidence", {"uri": "artifact://r.md", "summary": "x", "covers": []}) if other else ("add_note", {})
+    answer, state = written(tool[0], {"knowledge": knowledge}, **(tool[1] or {"text": "x"}))
+    assert "state['knowledge']" in answer["error"]
+    assert state["knowledge"] == knowledge
 
 
 def test_evidence_is_read_as_it_was_written() -> None:
-    state = fresh()
-    record = add_evidence(state, uri="artifact://r.md", summary="Who approves", covers=["whole"], time=9.0)
-    (found,) = read_state(state).candidates
-    assert (found.id, found.uri, found.text, found.covers, found.time) == (
-        record.id,
-        "artifact://r.md",
-        "Who approves",
-        ("whole",),
-        9.0,
-    )
-    assert covered(state) == {"whole"}
+    answer, state = written("record_evidence", uri="artifact://r.md", summary="Who approves", covers=["whole"])
+    assert answer["covers"] == ["whole"]
+    (record,) = read_state(state).candidates
+    assert (record.id, record.uri) == (answer["recorded"], "artifact://r.md")
+    assert (record.text, record.covers) == ("Who approves", ("whole",))
 
 
 def test_an_unknown_item_is_an_error_that_names_the_known_ones() -> None:
-    state = fresh()
-    with pytest.raises(KnowledgeError, match="no acceptance item is named 'a9': covers takes 'whole', 'a1', 'cited'"):
-        add_evidence(state, uri="artifact://r.md", summary="x", covers=["whole", "a9"])
-    assert state == fresh()
-    with pytest.raises(KnowledgeError, match="no acceptance items: leave covers empty"):
-        add_evidence({}, uri="artifact://r.md", summary="x", covers="a1")
+    unknown = {"uri": "artifact://r.md", "summary": "x", "covers": ["whole", "a9"]}
+    answer, state = written("record_evidence", **unknown)
+    assert "no acceptance item is named 'a9': covers takes 'whole', 'a1', 'cited'" in answer["error"]
+    assert state == planned(PLAN)
+    answer, _ = written("record_evidence", {}, **unknown)
+    assert "no acceptance items: leave covers empty" in answer["error"]

@@ -7,48 +7,31 @@ machine is not taken for a slow pattern. What takes next to nothing even for the
 
 from __future__ import annotations
 
-import asyncio
 import gc
 import json
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import pytest
-from google.adk.events.event import Event
-from google.adk.models.llm_response import LlmResponse
-from google.genai import types
-from packs import pack_input, said
-from scripted import Scripted
+from packs import STEP, answered, called, evidence, memory, pack_input, said, summary_of, tool
+from scripted import Chat, Memories, Scripted, call, remembered
 from timing import of_unit
 
-from aether_context import PackPolicy, canonical
-from aether_context.adk.acceptance import Reviewer
-from aether_context.adk.call import Contents, PreviousCall
-from aether_context.adk.request import host_request, memories, reader
-from aether_context.adk.request.history import AgentHistory
-from aether_context.adk.session import storable
-from aether_context.conversation import summary
-from aether_context.conversation.content_json import content_from_wire, content_of_parts, part_of
-from aether_context.conversation.normalization import normalize
-from aether_context.conversation.summary import fenced
-from aether_context.evidence import media, record
-from aether_context.evidence.offload import offload
-from aether_context.evidence.passages import Searcher
-from aether_context.evidence.show import is_data, is_text, kind_of, show
-from aether_context.pack import AcceptanceItem, Candidate, Content, Step, Tool
-from aether_context.packing import build_pack, payload, tools
-from aether_context.policy import OffloadSettings, RetrievalSettings
-from aether_context.redaction import RULES, Masker, masker
-from aether_context.retrieval import HybridIndex, ranked, ranking, terms
-from aether_context.retrieval.call_indexes import passages
-from aether_context.retrieval.embedders import word_by_word
-from aether_context.state import PlannedCall, read_state
-from aether_context.store import artifacts
+from aether_context import PackPolicy, build_pack, canonical
+from aether_context.adk import ContextPackPlugin
+from aether_context.evidence import evidence_key
+from aether_context.pack import Content
+from aether_context.redaction import RULES, Masker
+from aether_context.retrieval import HybridIndex
+from aether_context.retrieval.terms import identifiers, named_times, query_terms, terms
+from aether_context.state import read_state
 from aether_context.store.files import segment
-from aether_context.text import decoding, entities, shorten
+from aether_context.text.decoding import decoded, printable, read_json
+from aether_context.text.entities import artifact_uris, entities_of
+from aether_context.text.shorten import lines_view, query_words, sampled, shorten, shorten_line
 from aether_context.tokens import counter_for
-from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
 
 SHORT, LONG = 10_000, 100_000
 MOST_TIMES = 30
@@ -123,168 +106,83 @@ FAMILIES: Mapping[str, Callable[[int], str]] = {
 COUNTER = counter_for("")
 
 
-def content(text: str, kind: str = "text", role: str = "user") -> Content:
-    if kind == "text":
-        return content_of_parts(role, [part_of({"text": text})])
-    if kind == "call":
-        return content_of_parts("model", [part_of({"function_call": {"name": "t", "args": {"a": text}}})])
-    return content_of_parts("user", [part_of({"function_response": {"name": "t", "response": {"result": text}}})])
+def pack(*contents: Content, window: int = 1_000, **fields: Any) -> object:
+    """A pack that has a text somewhere in it, in a window that the shorter texts pass, too."""
+    source = pack_input([said("Go on."), *contents, said("And now?")], window=window, **fields)
+    return build_pack(source, PackPolicy())
 
 
-def words_of(text: str) -> types.Content:
-    return types.Content(role="user", parts=[types.Part(text=text)])
+def index(text: str) -> object:
+    texts = HybridIndex.from_texts(["a", "b"], [text, "something else"], embedder="none")
+    return texts.search(text[:2_000], asked=1.7e9)
 
 
-def declaration(text: str) -> types.FunctionDeclaration:
-    return types.FunctionDeclaration(
-        name="t",
-        description=text,
-        parameters_json_schema={"type": "object", "properties": {"a": {"type": "string", "description": text}}},
-    )
+def played(text: str, **settings: Any) -> object:
+    """A session in which a person, a tool and a model say a text, which is UTF-8 since the session is."""
+    text = text.encode(errors="replace").decode()
 
+    def read(name: str) -> dict[str, Any]:
+        """Reads."""
+        return {"result": text}
 
-def memory(text: str, id: str = "m") -> Candidate:
-    return Candidate(id=id, layer="memory", source="memory", text=text, digest=canonical.hash_text(text))
-
-
-def preload(text: str) -> object:
-    return memories.preloaded(
-        [words_of(f"The following content is from your previous conversations with the user.\n{text}")], None
-    )
-
-
-def search(text: str) -> object:
-    index = HybridIndex.from_texts(["a", "b"], [text, "something else"], embedder="none")
-    return index.search(text[:2_000], asked=1.7e9)
+    policy = PackPolicy(max_input_tokens=16_000, offload={"tools": {"read": "always"}})
+    chat = Chat(script=[call("read", name="x"), text, "ok"], tools=[read], policy=policy, **settings)
+    chat.say(text, "And now?")
+    return chat
 
 
 def criticized(text: str) -> object:
     """An answer's review by a Critic that says a text."""
-    step = Step(text="Write it.", acceptance=(AcceptanceItem(id="a", text="It is written."),))
-    policy = PackPolicy(acceptance={"critic": "critic"})
-    call = PreviousCall("", build_pack(pack_input([said("Go on.")], step=step), policy), policy, PlannedCall(), "")
-    answer = LlmResponse(content=words_of("It is done."))
-    critic = Scripted(model="critic", script=[text], sent=[])
-    review = asyncio.run(Reviewer(critic=critic).review(call, answer, []))
-    assert review is not None
-    assert review.problems
-    return review
-
-
-def spoken_turns(text: str) -> object:
-    """The turns of a history of one content and its event."""
-    known = AgentHistory(reader.Reader())
-    known.take(Contents([words_of(text)]), [Event(author="user", content=words_of(text))], 1)
-    return known.turns(1, masker(()))
-
-
-def read_tool(text: str) -> Tool:
-    return reader._tool(declaration(text), frozenset())
+    plugin = ContextPackPlugin(critic=Scripted(model="critic", script=[text], sent=[]), on_error="raise")
+    plan = {"step": {"id": "s", "text": "Write it.", "acceptance": ["It is written."]}}
+    return Chat(script=["It is done."], plugin=plugin, state={"plan": plan}).say("Go on.")
 
 
 TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     # what a model, a tool or a person writes into a conversation
     "canonical_json": lambda text: canonical.canonical_json({"a": text}),
-    "content": content,
-    "content_from_wire": lambda text: content_from_wire(content(text).wire),
-    "storable": storable,
     "count": COUNTER.count,
-    "framing of a call": lambda text: written_call("t", content(text, "call").parts[0].text, framing_of("gpt-4o")),
-    "framing of a response": lambda text: written_response(
-        "t", content(text, "response").parts[0].text, framing_of("claude-sonnet-4")
-    ),
-    "framing of a declaration": lambda text: written_declaration(read_tool(text).wire, framing_of("gpt-4o")),
-    "Reader.content": lambda text: reader.Reader().content(words_of(text), "gemini-2.5-flash"),
-    "request_index": lambda text: host_request.request_index_of(
-        [words_of(text), words_of(text + "x")], words_of("another")
-    ),
-    "preloaded": preload,
-    "preloaded, opened": lambda text: preload(f"<PAST_CONVERSATIONS>\n{text}"),
-    "passages": passages,
-    "word by word": lambda text: word_by_word(text, [text, text]),
-    "turns of a history": spoken_turns,
-    "normalize": lambda text: normalize([content(text), content(text)]),
-    # declarations
-    "_tool": read_tool,
-    "trimmed": lambda text: tools.trimmed(read_tool(text)),
+    "a pack, a person's words": lambda text: pack(said(text)),
+    "a pack, a model's words": lambda text: pack(said(text, "model")),
+    "a pack, a call": lambda text: pack(called("t", "c", a=text), answered("t", "c", "ok")),
+    "a pack, a result": lambda text: pack(called("t", "c"), answered("t", "c", text)),
+    "a pack, a step": lambda text: pack(step=replace(STEP, text=text), window=LONG),
+    "a pack, a memory": lambda text: pack(candidates=[memory("m", text), memory("n", "other")]),
+    "a pack, evidence": lambda text: pack(candidates=[evidence("e", text), evidence("f", "other")]),
+    "a pack, a declaration": lambda text: pack(tools=[tool("t", text)], window=LONG),
+    "a session": played,
+    "a session with memories": lambda text: played("ok", memory=Memories(remembered(text))),
+    "a critic": criticized,
     # shorter text
-    "shorten": lambda text: shorten.shorten(text, 300, counter=COUNTER, query=text[:300], names=True),
-    "shorten_line": lambda text: shorten.shorten_line(text, 100, counter=COUNTER, query=text[:300]),
-    "summarize": lambda text: summary.summarize(
-        [content(text), content(text, role="model")], max_tokens=300, counter=COUNTER, earlier=text
+    "shorten": lambda text: shorten(text, 300, counter=COUNTER, query=text[:300], names=True),
+    "shorten_line": lambda text: shorten_line(text, 100, counter=COUNTER, query=text[:300]),
+    "a summary": lambda text: summary_of(
+        said(text), said(text, "model"), called("t", "c", a=text), answered("t", "c", text), earlier=text
     ),
-    "split_bullets": summary.split_bullets,
-    "entities_of": lambda text: list(entities.entities_of(text)),
-    "entity_table": lambda text: entities.entity_table(
-        [content(text), content(text, "call"), content(text, "response")],
-        max_tokens=300,
-        counter=COUNTER,
-        earlier=text,
-        known=text[:1_000],
-    ),
-    # payloads
-    "bullet": payload.bullet,
-    "fenced": fenced,
-    "answered": lambda text: payload.answered(f"CONTEXT PACK\nTASK:\n{text}"),
-    "criticized": criticized,
-    # evidence
-    "decoded": decoding.decoded,
-    "decoded, in an envelope": lambda text: decoding.decoded(f"content=[TextContent(type='text', text='{text}"),
-    "decoded, from the protocol": lambda text: decoding.decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
-    "printable": decoding.printable,
-    "read_json": decoding.read_json,
-    "kind_of": kind_of,
-    "is_data": is_data,
-    "view_of": shorten.lines_view,
-    "show": lambda text: show(
-        text, extract_tokens=300, whole_tokens=0, data_tokens=0, counter=COUNTER, query=text[:300]
-    ),
-    "sampled": lambda text: shorten.sampled(shorten.lines_view(text).lines, shorten.query_words(text[:2_000])),
-    "query_words": shorten.query_words,
-    "offload": lambda text: offload(
-        {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
-    ),
-    "search an artifact": lambda text: Searcher(shorten.lines_view(text), embedder="none").search(
-        text[:200], max_tokens=300, counter=COUNTER
-    ),
-    "media_in": lambda text: list(media.media_in({"mimeType": "image/png", "data": text, "b": f"data:{text}"})),
-    "typed": lambda text: media.typed(text, b""),
-    "is_text": is_text,
-    "evidence_key": record.evidence_key,
-    "artifact_uris": entities.artifact_uris,
+    "entities_of": lambda text: list(entities_of(text)),
+    "decoded": decoded,
+    "decoded, in an envelope": lambda text: decoded(f"content=[TextContent(type='text', text='{text}"),
+    "decoded, from the protocol": lambda text: decoded(f'{{"content": [{{"type": "text", "text": "{text}'),
+    "printable": printable,
+    "read_json": read_json,
+    "view_of": lines_view,
+    "sampled": lambda text: sampled(lines_view(text).lines, query_words(text[:2_000])),
+    "query_words": query_words,
+    "evidence_key": evidence_key,
+    "artifact_uris": artifact_uris,
     # search
-    "terms": terms.terms,
-    "query_terms": terms.query_terms,
-    "identifiers": terms.identifiers,
-    "named_times": lambda text: terms.named_times(text, now=1.7e9),
-    "asks_for_recent": terms.ASKS_FOR_RECENT.search,
-    "retrieve": lambda text: ranking.retrieve(
-        [memory(text), memory("other", "n")], k=3, settings=RetrievalSettings(), tail=text
-    ),
-    "ranked": lambda text: ranked([memory(text), memory("other", "n")], text, asked=0.0, embedder=None),
-    "index": search,
+    "terms": terms,
+    "query_terms": query_terms,
+    "identifiers": identifiers,
+    "named_times": lambda text: named_times(text, now=1.7e9),
+    "index": index,
     "redact": lambda text: Masker(RULES)(text),
     # names that a model, a tool or an app gives
     "segment": segment,
-    "located": lambda text: quiet(lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://{text}"),
-    "located, absolute": lambda text: quiet(
-        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/{text}"
-    ),
-    "located, with a name": lambda text: quiet(
-        lambda uri: artifacts.located(uri, ("a", "u", "s")), f"artifact://apps/a/users/u/artifacts/{text}/versions/1"
-    ),
     "read_state": lambda text: read_state(
         {"plan": {"step": {"text": text, "acceptance": [text]}, "tools": [text]}, "knowledge": {"notes": [text]}}
     ),
 }
-
-
-def quiet(act: Callable[[str], Any], text: str) -> Any:
-    """What an act gives; what it raises for a text that is none of its kind is as good."""
-    try:
-        return act(text)
-    except Exception as error:
-        return error
 
 
 def seconds(act: Callable[[str], Any], text: str) -> float:
@@ -298,7 +196,7 @@ def seconds(act: Callable[[str], Any], text: str) -> float:
         gc.enable()
 
 
-QUICK = ("terms", "segment")
+QUICK = ("segment",)
 
 
 @pytest.mark.parametrize(

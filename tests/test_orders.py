@@ -3,24 +3,23 @@
 from __future__ import annotations
 
 import re
+from itertools import takewhile
 
 import pytest
-from packs import said
+from packs import said, summary_of
 from plans import small
 from scripted import Chat
 from wording import ORDERS_TITLE, SUMMARY_TITLE
 
-from aether_context.conversation.orders import standing_orders
-from aether_context.conversation.summary import Recap, recap
 from aether_context.tokens import counter_for
-
-COUNTER = counter_for("gemini-2.5-flash")
 
 PAGES = [f"Page {at}. {'It rained in the hills. ' * 80}" for at in range(3)]
 
 
 def orders(*texts: str) -> list[str]:
-    return standing_orders([], map(said, texts))
+    """The user's orders at the beginning of the summary of so many messages."""
+    title, *rest = summary_of(*map(said, texts)).split("\n")
+    return [line[2:] for line in takewhile(lambda line: line.startswith("  "), rest if title == ORDERS_TITLE else ())]
 
 
 @pytest.mark.parametrize(
@@ -234,15 +233,12 @@ def test_many_orders_are_read_fast_and_held_to_a_number():
 
 
 def test_what_was_left_out_is_counted_on():
-    texts = [f"Never touch the folder box{at}." for at in range(30)]
-    text = recap([said(text) for text in texts[:29]], [], Recap(), max_tokens=200, counter=COUNTER)
+    messages = [said(f"Never touch the folder box{at}.") for at in range(30)]
+    text = summary_of(*messages[:29], max_tokens=200)
     (first,) = re.findall(r"\((\d+) older ones", text)
-    later = recap([said(texts[29])], [], Recap(text), max_tokens=200, counter=COUNTER)
-    (second,) = re.findall(r"\((\d+) older ones", later)
+    (second,) = re.findall(r"\((\d+) older ones", summary_of(messages[29], earlier=text, max_tokens=200))
     assert int(second) == int(first) + 1
-    assert recap([said("Never push to main.")], [], Recap(), max_tokens=8, counter=COUNTER) == "", (
-        "nothing where nothing fits"
-    )
+    assert summary_of(said("Never push to main."), max_tokens=8) == "", "nothing where nothing fits"
 
 
 def test_what_speaks_of_an_order_does_not_take_it_back():
@@ -259,24 +255,21 @@ def test_of_equal_orders_and_of_those_that_exclude_each_other_the_latest_stays()
 
 
 def test_orders_come_first_are_bounded_and_stay_while_the_summary_grows():
-    text = recap([said("Never push to main."), said("My dog is Rex.")], [], Recap(), max_tokens=400, counter=COUNTER)
+    text = summary_of(said("Never push to main."), said("My dog is Rex."), max_tokens=400)
     assert text.startswith(f"{ORDERS_TITLE}\n  Never push to main.\n- user: My dog is Rex.")
-    later = recap([said("I live in Bern.")], [], Recap(text), max_tokens=400, counter=COUNTER)
+    later = summary_of(said("I live in Bern."), earlier=text, max_tokens=400)
     assert later.startswith(text), "a cut without an order ends no prefix"
-    more = recap([said("Always use tabs.")], [], Recap(later), max_tokens=400, counter=COUNTER)
+    more = summary_of(said("Always use tabs."), earlier=later, max_tokens=400)
     assert more.startswith(f"{ORDERS_TITLE}\n  Never push to main.\n  Always use tabs.\n- user: My dog is Rex.")
-    many = recap(
-        [said(f"Never touch the folder box{at}.") for at in range(99)], [], Recap(), max_tokens=400, counter=COUNTER
-    )
-    held = many[: many.index("\n- ")] if "\n- " in many else many
-    assert COUNTER.count(held) <= 160
+    many = summary_of(*(said(f"Never touch the folder box{at}.") for at in range(99)), max_tokens=400)
+    held = many.partition("\n- user")[0]
+    assert counter_for("").count(held) <= 160
     assert re.search(r"\(\d+ older ones are left out\)", held)
     assert "box98" in held
 
 
 def test_agents_and_tools_give_no_orders():
-    contents = [said("Never push to main.", "model")]
-    assert standing_orders([], contents) == []
+    assert ORDERS_TITLE not in summary_of(said("Never push to main.", "model"))
 
 
 def test_an_order_is_in_every_request_after_its_cut_and_gone_when_it_is_taken_back():

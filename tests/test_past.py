@@ -16,11 +16,9 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
 from scripted import Chat, Scripted, call
-from wording import HISTORY, QUOTE_BEGIN, QUOTE_END, QUOTE_OPENING, SUMMARY_TITLE
+from wording import HISTORY, SUMMARY_TITLE
 
 from aether_context import verify, why
-from aether_context.adk.past import _speaker
-from aether_context.adk.request.reader import Reader
 
 
 def weigh(item: str) -> dict[str, Any]:
@@ -43,7 +41,7 @@ def long_session(**settings: Any) -> Chat:
     """A session that is cut, in whose beginning an item was weighed."""
     script = [call("weigh", item="anchor"), "It weighs 822 grams.", call("weigh", item="ghost"), "It failed."]
     chat = Chat(script=script, tools=[weigh], policy=small(4_000, **settings))
-    chat.say("Weigh the anchor, order ZX-99.", "Weigh the ghost.", *turns(30))
+    chat.say("Weigh the anchor, order ZX-99.", "Weigh the ghost.", *turns(16))
     return chat
 
 
@@ -84,7 +82,7 @@ def test_why_says_that_the_past_was_read_back():
 
 def test_an_agent_without_tools_gets_the_readers_with_its_first_cut():
     chat = Chat(policy=small(4_000))
-    chat.say(*turns(40))
+    chat.say(*turns(16))
     first = next(at for at, sent in enumerate(chat.sent) if SUMMARY_TITLE in sent.text)
     assert [len(sent.readers) for sent in chat.sent] == [0] * first + [2] * (len(chat.sent) - first)
     assert HISTORY in chat.sent[first].text
@@ -93,7 +91,7 @@ def test_an_agent_without_tools_gets_the_readers_with_its_first_cut():
 
 def test_a_window_too_small_for_the_readers_names_no_address():
     chat = Chat(policy=small(2_000))
-    chat.say(*turns(30))
+    chat.say(*turns(16))
     assert SUMMARY_TITLE in chat.sent[-1].text
     assert HISTORY not in chat.sent[-1].text
     assert not chat.sent[-1].readers
@@ -102,7 +100,7 @@ def test_a_window_too_small_for_the_readers_names_no_address():
 @pytest.mark.parametrize("record", ["full", "hashes", "off"])
 def test_without_a_store_the_past_is_read_from_the_loaded_events(record: str):
     chat = Chat(policy=small(4_000, record=record))
-    chat.say("My boat is called Wanda.", *turns(40))
+    chat.say("My boat is called Wanda.", *turns(16))
     chat.llm.script[:] = [search("Wanda"), "Found."]
     chat.say("And my boat?")
     assert "My boat is called Wanda." in found(chat)
@@ -110,7 +108,7 @@ def test_without_a_store_the_past_is_read_from_the_loaded_events(record: str):
 
 def test_what_the_host_does_not_load_is_read_from_the_store():
     chat = Chat(policy=small(4_000))
-    chat.say("My boat is called Wanda.", *turns(40), recent_events=8)
+    chat.say("My boat is called Wanda.", *turns(16), recent_events=8)
     chat.llm.script[:] = [search("boat is called"), "Found."]
     chat.say("And my boat?", recent_events=8)
     assert found(chat).count("My boat is called Wanda.") == 1
@@ -146,8 +144,8 @@ def test_a_deleted_sessions_words_do_not_come_back_to_one_of_the_same_id():
 
 def test_the_past_is_this_sessions_and_masked_as_it_is_recorded():
     chat = Chat(policy=small(4_000, redact=["email"]))
-    chat.say("I am eve@example.org, call me Eve.", *turns(40), user="eve", session="e1")
-    chat.say("I am bob.", *turns(40), user="bob", session="b1")
+    chat.say("I am eve@example.org, call me Eve.", *turns(16), user="eve", session="e1")
+    chat.say("I am bob.", *turns(16), user="bob", session="b1")
     for uri in (HISTORY, f"{HISTORY}/eve/e1", "artifact://history?user=eve", "artifact://../eve/e1/history"):
         chat.llm.script[:] = [call("search_artifact", uri=uri, query="Eve"), "Found."]
         chat.say("Who am I?", user="bob", session="b1")
@@ -173,7 +171,7 @@ def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
     thought = [types.Part(text="Hmm, marmalade.", thought=True), types.Part(text="Yes, the marmot sleeps.")]
     beside = [types.Part(text="Let me see the marabou."), call("weigh", item="anchor")]
     chat = Chat(script=[thought, beside, "Done."], tools=[weigh], policy=small(4_000))
-    chat.say("Does the marmot sleep?", "Weigh it.", *turns(30))
+    chat.say("Does the marmot sleep?", "Weigh it.", *turns(16))
     for query, speaker in (("marmot", "clerk: "), ("marabou", "clerk: "), ("marmalade", "")):
         chat.llm.script[:] = [search(query), "Found."]
         chat.say("Look it up.")
@@ -181,19 +179,19 @@ def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
         assert "Hmm" not in found(chat)
 
 
-def test_a_stored_turn_of_another_agent_without_its_origin_is_not_the_users():
+def test_a_turn_of_another_agent_that_is_not_loaded_is_not_the_users():
     """Who wrote it is read off the words that ADK puts before another agent's turn."""
-    texts = [
-        f"{QUOTE_OPENING} what stands between {QUOTE_BEGIN} and {QUOTE_END} is quoted",
-        f"[planner] said:\n{QUOTE_BEGIN}\nCode 4711\n{QUOTE_END}",
-    ]
-    quoted = types.UserContent([types.Part(text=text) for text in texts])
-    plain = types.UserContent("My boat is called Wanda.")
-    assert [_speaker(content, "clerk", Reader()) for content in (quoted, plain, types.ModelContent("Noted."))] == [
-        "planner",
-        "user",
-        "clerk",
-    ]
+    model = Scripted(script=["Code 4711 is the planner's."], sent=[])
+    planner = LlmAgent(name="planner", model=model)
+    clerk = LlmAgent(name="clerk", model=Scripted(sent=[]), tools=[weigh], sub_agents=[planner])
+    chat = Chat(policy=small(4_000), agent=clerk)
+    chat.agent.model.script[:] = [call("transfer_to_agent", agent_name="planner")]
+    chat.say("Plan it.")
+    model.script[:] = [call("transfer_to_agent", agent_name="clerk")]
+    chat.say("My boat is called Wanda.", *turns(10), recent_events=6)
+    chat.agent.model.script[:] = [search("Code 4711"), "Found."]
+    chat.say("Which code?", recent_events=6)
+    assert "planner: " in found(chat).partition("Code 4711")[0]
 
 
 def compacted_session(recent: int | None) -> Chat:
@@ -201,8 +199,8 @@ def compacted_session(recent: int | None) -> Chat:
     summarizer = LlmEventSummarizer(llm=Scripted(script=["They talked."] * 99, sent=[]))
     compaction = EventsCompactionConfig(summarizer=summarizer, compaction_interval=3, overlap_size=1)
     chat = Chat(tools=[weigh], policy=small(4_000), app_settings={"events_compaction_config": compaction})
-    chat.say("My boat is called Wanda.", *turns(28), recent_events=recent)
-    assert sum(bool(event.actions.compaction) for event in asyncio.run(chat.held()).events) > 5
+    chat.say("My boat is called Wanda.", *turns(16), recent_events=recent)
+    assert sum(bool(event.actions.compaction) for event in asyncio.run(chat.held()).events) > 4
     return chat
 
 
@@ -212,10 +210,10 @@ def look_up(chat: Chat, query: str, recent: int | None) -> str:
     return found(chat)
 
 
-@pytest.mark.parametrize("recent", [8, 12, None])
+@pytest.mark.parametrize("recent", [8, pytest.param(12, marks=pytest.mark.slow), None])
 def test_what_the_hosts_compaction_replaced_is_in_the_past(recent: int | None):
     chat = compacted_session(recent)
-    for words in ("My boat is called Wanda.", *(f"question {at}:" for at in (0, 3, 9, 17, 24, 27))):
+    for words in ("My boat is called Wanda.", *(f"question {at}:" for at in (0, 9, 15))):
         assert look_up(chat, words, recent).count(words) == 1, "once"
     chat.restart()
     assert "My boat is called Wanda." in look_up(chat, "boat is called", recent)
@@ -226,7 +224,7 @@ def test_what_was_rewound_behind_a_compaction_is_not():
     last = chat.say("My dog is called Rex.", recent_events=8)[-1].invocation_id
     names = {"user_id": chat.user, "session_id": chat.session}
     asyncio.run(chat.runner.rewind_async(**names, rewind_before_invocation_id=last))
-    chat.say(*turns(9), recent_events=8)
+    chat.say(*turns(5), recent_events=8)
     assert "Rex" not in look_up(chat, "dog is called", 8)
     assert "My boat is called Wanda." in look_up(chat, "boat is called", 8)
 
@@ -245,5 +243,5 @@ def test_where_the_session_service_fails_the_loaded_events_are_read():
             tool_context._invocation_context.session_service = chat.sessions
 
     chat.runner.plugin_manager.plugins.append(Away(name="away"))
-    assert "question 27:" in look_up(chat, "question 27:", 8)
+    assert "question 15:" in look_up(chat, "question 15:", 8)
     assert "Wanda" not in look_up(chat, "boat is called", 8)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from pathlib import Path
 from typing import Any
 
@@ -23,9 +24,7 @@ from scripted import Chat, big_file, call, look_up
 
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
-from aether_context.adk.preview import preview, read_session
 from aether_context.cli import main
-from aether_context.errors import SessionError
 
 PLAN = {
     "task": "Write the guide",
@@ -84,16 +83,19 @@ def evalset_path(tmp_path: Path) -> Path:
 
 
 def test_a_case_of_an_evalset_is_packed_like_a_session(evalset_path: Path) -> None:
-    pack, manifest = preview(read_session(evalset_path), tools=[look_up], system="You help in {city}.")
-    assert (manifest.app, manifest.session, manifest.agent) == ("shop", "recorded", "clerk")
-    assert "Oslo" in pack.source.request.system
-    texts = [content.content.text for content in pack.contents]
+    manifest = json.loads(run(str(evalset_path), "--json").output)
+    assert (manifest["app"], manifest["session"], manifest["agent"]) == ("shop", "recorded", "clerk")
+    request = json.loads(run(str(evalset_path), "--system", "You help in {city}.", "--request", "--json").output)
+    assert "Oslo" in json.dumps(request)
+    texts = [json.dumps(content) for content in request["contents"]]
     assert [part in text for part, text in zip(("order 7", "look_up", "Friday", "Friday", "bill"), texts, strict=True)]
-    pack, manifest = preview(read_session(evalset_path, "by_hand"), tools=[look_up])
-    calls = [content.content for content in pack.contents if content.content.calls]
-    responses = [content.content for content in pack.contents if content.content.responses]
+    request = json.loads(run(str(evalset_path), "--case", "by_hand", "--request", "--json").output)
+    calls, responses = (
+        [text for text in map(json.dumps, request["contents"]) if kind in text]
+        for kind in ("function_call", "function_response")
+    )
     assert len(calls) == len(responses) == 2
-    assert [("Monday" in one.wire, "Tuesday" in one.wire) for one in responses] == [(True, False), (False, True)]
+    assert [("Monday" in text, "Tuesday" in text) for text in responses] == [(True, False), (False, True)]
 
 
 def test_the_command_takes_an_evalset_and_names_the_cases_that_it_has(evalset_path: Path) -> None:
@@ -108,11 +110,15 @@ def files(chat: Chat) -> list[str]:
 
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN, "knowledge": {"notes": ["Rules are in the rules folder"]}}])
 def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None:
-    messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(8)]
+    messages = [f"question {at}: " + "some words to fill the window " * 30 for at in range(6)]
     chat, session = chatted(*messages, state=state, script=["hi", call("look_up", key="a"), "found"])
-    called = {"system": "You help.", "tools": [look_up, big_file]}
+    called: Any = {"system": "You help.", "tools": [look_up, big_file]}
     before = files(chat)
-    pack, _ = preview(session, policy=POLICY, message="Which rules?", **called)
+    strategies = [POLICY.conversation.strategy]
+    (found,) = preview_strategies(
+        session, policy=POLICY, strategies=strategies, message="Which rules?", model=chat.model, **called
+    )
+    pack = found.pack
     assert files(chat) == before
     chat.say("Which rules?")
     manifest = chat.manifests()[-1]
@@ -162,12 +168,10 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
 
 def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
-    with pytest.raises(SessionError, match="cannot be read"):
-        read_session(path)
+    assert "cannot be read" in run(str(path), code=3).output
     for text in ("{}", "not json", "[]"):
         path.write_text(text)
-        with pytest.raises(SessionError, match="is neither an exported ADK session nor an evalset"):
-            read_session(path)
+        assert "is neither an exported ADK session nor an evalset" in run(str(path), code=3).output
 
 
 @pytest.mark.parametrize(

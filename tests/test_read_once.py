@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
+import sys
+import threading
 from collections.abc import Callable
+from types import FrameType
 from typing import Any
-from unittest.mock import patch
 
 import pytest
 from google.genai import types
 from scripted import Chat, call, look_up
 
-from aether_context.adk.call import Contents
-from aether_context.adk.request.contents import AgentContents, CallContents
-from aether_context.adk.request.reader import Reader
-from aether_context.pack import Content
+import aether_context
 
-NOTHING = Content(role="user", parts=(), wire="", digest="")
+PACKAGE = aether_context.__path__[0]
 
 
 def arguments(content: types.Content) -> Any:
@@ -83,11 +83,18 @@ def edited(kind: str, edit: Callable[[types.Content], Any] | None, restarts: boo
     return chat
 
 
+@pytest.fixture(scope="module")
+def untouched() -> tuple[str, ...]:
+    return edited("words", None).raw[-1].wires
+
+
 @pytest.mark.parametrize(("kind", "edit"), EDITS)
-def test_an_edit_is_seen_as_by_a_process_that_knows_nothing(kind: str, edit: Callable[[types.Content], Any]) -> None:
+def test_an_edit_is_seen_as_by_a_process_that_knows_nothing(
+    kind: str, edit: Callable[[types.Content], Any], untouched: tuple[str, ...]
+) -> None:
     chat, other = edited(kind, edit), edited(kind, edit, restarts=True)
     assert [sent.wires for sent in chat.sent] == [sent.wires for sent in other.sent]
-    assert chat.raw[-1].wires != edited(kind, None).raw[-1].wires
+    assert chat.raw[-1].wires != untouched
     assert chat.manifests()  # which replays them
 
 
@@ -95,24 +102,34 @@ STATIC = {"static_instruction": "You help."}
 """Beside which an agent's instruction stands among the contents."""
 
 
+def entered(turns: int, settings: dict[str, Any]) -> int:
+    """The functions of the package that a message and its two model calls enter behind so many turns."""
+    count = 0
+
+    def of_call(frame: FrameType, event: str, _: object) -> None:
+        nonlocal count
+        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
+
+    script = [item for at in range(turns + 1) for item in (call("look_up", key=f"k{at}"), f"found {at}")]
+    chat = Chat(script=script, tools=[look_up], instruction="The day is {day?}.", settings=settings)
+    chat.say(*(f"question {at}" for at in range(turns)))
+    threading.setprofile(of_call)
+    sys.setprofile(of_call)
+    try:
+        chat.say("one more question")
+    finally:
+        sys.setprofile(None)
+        threading.setprofile(None)  # type: ignore[arg-type]
+    return count
+
+
 @pytest.mark.parametrize("settings", [{}, STATIC], ids=["plain", "an instruction among the contents"])
 def test_a_call_reads_only_what_is_new(settings: dict[str, Any]) -> None:
-    reads: list[types.Content] = []
-    freeze = Reader.freeze
-
-    def counted(self: Reader, content: types.Content, model: str) -> Any:
-        reads.append(content)
-        return freeze(self, content, model)
-
-    script = [item for at in range(12) for item in (call("look_up", key=f"k{at}"), f"found {at}")]
-    chat = Chat(script=script, tools=[look_up], instruction="The day is {day?}.", settings=settings)
-    chat.say(*(f"question {at}" for at in range(8)))
-    with patch.object(Reader, "freeze", counted):
-        chat.say("question 8")
-    assert 0 < len(reads) <= 6 + bool(settings)  # question, call and result, each maybe once more by its event
+    more_contents = 4 * (9 - 3)
+    assert entered(9, settings) - entered(3, settings) < 30 * more_contents, "to read one enters 150 functions"
 
 
-@pytest.mark.parametrize("turn", range(3))
+@pytest.mark.parametrize("turn", [0, 2])
 def test_what_a_callback_does_to_an_old_message_is_in_the_pack(turn: int) -> None:
     edited: list[types.Part] = []
 
@@ -144,19 +161,22 @@ def test_the_same_words_of_two_users_are_read_for_each() -> None:
 
 
 def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:
-    def beside(text: str) -> CallContents:
-        response = types.FunctionResponse(name="run", id="c1", response={"result": text})
-        raw = [types.Content(role="user", parts=[types.Part(function_response=response)])]
-        return CallContents(kept, reader, "gemini", Contents(raw), lambda _, content: content, lambda _: NOTHING)
+    """Two runs of one session, whose results have the same place and id, and other texts that have to be cleaned."""
+    texts = iter(["one\x1b[31m", "two\x1b[31m"])
 
-    def sent(contents: CallContents) -> str:
-        return str(contents.sent_of([NOTHING], [0])[0].parts[0].function_response.response)  # type: ignore[union-attr, index]
+    async def run_aside() -> str:
+        """Runs something that takes a moment."""
+        text = next(texts)
+        await asyncio.sleep(0)
+        return text
 
-    kept, reader = AgentContents(), Reader()
-    first, second = beside("one\x1b[31m"), beside("two\x1b[31m")
-    assert first[0] != second[0]
-    assert "one" in sent(first)
-    assert "\x1b" not in sent(first)
-    kept.entries.clear()  # which a third one may do
-    assert "two" in sent(second)
-    assert "\x1b" not in sent(second)
+    async def both(chat: Chat) -> None:
+        await chat.tell("Begin.")
+        await asyncio.gather(chat.tell("Go."), chat.tell("Go."))
+
+    beside = types.Part(function_call=types.FunctionCall(name="run_aside", id="c1", args={}))
+    chat = Chat(script=["Begun.", beside, beside, "Done.", "Done."], tools=[run_aside])
+    asyncio.run(both(chat))
+    results = {answer["result"] for sent in chat.sent for answer in sent.answers("run_aside")}
+    assert {result[:3] for result in results} == {"one", "two"}
+    assert not any("\x1b" in result for result in results)

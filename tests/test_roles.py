@@ -19,12 +19,10 @@ from matrix import part_slow
 from plans import PLAN, planned
 from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered, was_cut
 from teams import DEPRECATED
+from wording import SUMMARY_TITLE
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, replay, why
 from aether_context.adk import cut_now
-from aether_context.conversation.summary import SUMMARY_TITLE
-from aether_context.reading.why import why
-from aether_context.store.replay import Replayer
 
 STRATEGIES = (
     ("epochs",),
@@ -104,7 +102,7 @@ def test_roles_alternate_where_they_do_without_the_plugin(strategy: tuple[str, .
     chat = session(strategy, window, kind)
     assert any(not sent.doubled for sent in chat.raw)
     assert all(map(is_result_first, chat.sent))
-    replayed = Replayer(chat.store).replay(chat.manifests()[-1])
+    replayed = replay(chat.manifests()[-1], chat.store)
     counts = [len(content["parts"]) for content in json.loads(replayed.request)["contents"]]
     assert replayed.matches
     assert counts == [len(content.parts or ()) for content in chat.sent[-1].contents]

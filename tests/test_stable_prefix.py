@@ -17,29 +17,26 @@ from scripted import Chat, call
 from aether_context import PackPolicy
 from aether_context.conversation import Conversation, Decision, normalize
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.conversation.stable_prefix import (
-    BOUNDARY,
-    StablePrefix,
-    bytes_to_tokens,
-    estimate,
-    estimate_tool_overhead,
-    placeholder,
-)
 from aether_context.pack import Content
 from aether_context.packing import build_pack
-from aether_context.policy import ConversationSettings, StablePrefixSettings
+from aether_context.policy import ConversationSettings
 
-SETTINGS = StablePrefixSettings()
+BOUNDARY = "trimmed_up_to_message_index"
+"""The key of the boundary in a session's state."""
 ROUNDED = 40
 """Tokens by which sums of rounded pieces may differ."""
 
 
-def strategy(**settings: Any) -> StablePrefix:
-    return StablePrefix(settings=StablePrefixSettings(**settings))
-
-
 def estimate_tokens(contents: Sequence[Content]) -> int:
-    return math.ceil(sum(map(estimate, contents)) * 1.05)
+    """The estimate of messages of text, calls and results alone."""
+    tokens = 0
+    for content in contents:
+        is_text = len(content.parts) == 1 and content.parts[0].kind == "text"
+        tokens += 8 + (0 if is_text else 3 * len(content.parts))
+        for part in content.parts:
+            named = len(part.name) if part.kind == "call" else 0
+            tokens += math.ceil((len(part.text.encode()) + (0 if part.kind == "text" else 30 + named)) / 3.5)
+    return math.ceil(tokens * 1.05)
 
 
 def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of it.") -> list[Content]:
@@ -52,7 +49,7 @@ def talk(exchanges: int, size: int = 12, opening: str = "Please look into all of
 
 def trimmed(contents: Sequence[Content], window: int, state: Any = None, **settings: Any) -> Decision:
     conversation = Conversation.of(contents, window=window, state={"stable_prefix": state} if state else None)
-    return strategy(**settings).trim(conversation, conversation.budget.cut_to)
+    return trim(conversation, ConversationSettings(strategy=("stable_prefix",), stable_prefix=settings))
 
 
 def boundary(result: Decision) -> int:
@@ -132,6 +129,18 @@ def test_the_exchange_that_the_model_has_yet_to_read_is_never_trimmed() -> None:
     assert set(result.forms) == {2, 4}
 
 
+def test_where_nothing_more_can_go_the_boundary_stays() -> None:
+    contents = talk(12, size=40)
+    state: Any = None
+    for at in range(3):
+        contents.append(said(f"note {at}: {lines('plan', 120)}"))
+        result = trimmed(contents, 3_000, state)
+        state = result.state or state
+    assert estimate_tokens(rendered(Conversation.of(contents, window=3_000), result)) > limit(3_000)
+    assert result.state is None
+    assert list(result.forms) == [at for at in range(1, state[BOUNDARY]) if contents[at].responses]
+
+
 def test_a_moved_history_keeps_its_boundary_by_the_hash() -> None:
     contents = talk(40)
     state = trimmed(contents, 4_000).state
@@ -147,55 +156,60 @@ def test_where_only_people_spoke_nothing_is_trimmed_whatever_the_budget() -> Non
     assert not result.forms
 
 
-def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
-    parts = [
-        part_of({"text": "I look that up now."}),
-        part_of({"function_call": {"id": "c", "name": "look_up", "args": {"key": "k" * 90}}}),
-        part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=9, media_tokens=258),
-        part_of({"function_response": {"id": "d", "name": "look_up", "response": {"result": "r" * 90}}}),
-    ]
-    made = placeholder(content_of_parts("model", parts)).parts
-    assert made[0].text == "[trimmed]"
-    assert made[1] is parts[1]
-    assert made[2] is parts[2]
-    assert (made[3].text, made[3].call_id, made[3].name) == ('{"result":"[trimmed]"}', "d", "look_up")
-
-
-def test_what_is_no_longer_than_the_placeholder_stays() -> None:
-    content = said("ok", "model")
-    assert placeholder(content) == content
-
-
-@pytest.mark.parametrize(("size", "tokens"), [(0, 0), (1, 1), (3, 1), (4, 2), (7, 2), (8, 3), (3_500, 1_000)])
-def test_three_and_a_half_bytes_are_a_token_rounded_up(size: int, tokens: int) -> None:
-    assert bytes_to_tokens(size) == tokens
-
-
 IMAGE = part_of({"inline_data": {"data": "sha256:0", "mime_type": "image/png"}}, size_bytes=10**7, media_tokens=258)
 TEXT = part_of({"text": "x" * 35})
+DENSE = [said("=" * 896, "model") for _ in range(30)]
+"""Messages of 256 tokens each by their bytes, and of far fewer as they are counted."""
+
+
+def test_texts_and_results_in_a_list_become_placeholders_and_calls_and_images_stay() -> None:
+    call_part = called("look_up", "c", key="k" * 90).parts[0]
+    mixed = content_of_parts("model", [part_of({"text": "I look that up now."}), call_part, IMAGE])
+    contents = [said("go"), mixed, answered("look_up", "c", "r" * 90), said("ok", "model"), *DENSE, said("and?")]
+    result = trimmed(contents, 4_000)
+    _, first, answer, short, *_ = rendered(Conversation.of(contents, window=4_000), result)
+    assert first.parts[0].text == "[trimmed]"
+    assert first.parts[1:] == (call_part, IMAGE)
+    (part,) = answer.parts
+    assert (part.text, part.call_id, part.name) == ('{"result":"[trimmed]"}', "c", "look_up")
+    assert short is contents[3], "it is no longer than the placeholder"
 
 
 @pytest.mark.parametrize(
     ("content", "tokens"),
     [
         (said("x" * 35), 10),
+        (said("x" * 36), 11),
         (said("é" * 35), 20),
         (content_of_parts("user", [TEXT, TEXT]), 10 + 10 + 2 * 3),
         (called("look_up", "c", key="k"), math.ceil((len('look_up{"key":"k"}') + 30) / 3.5) + 3),
         (answered("look_up", "c", "x" * 100), math.ceil((len('{"result":""}') + 100 + 30) / 3.5) + 3),
         (content_of_parts("user", [IMAGE]), 2_000 + 3),
+        (None, 0),
     ],
-    ids=["text", "bytes of UTF-8", "parts of a list", "call", "result", "image"],
+    ids=["text", "a byte more", "bytes of UTF-8", "parts of a list", "call", "result", "image", "declarations"],
 )
-def test_a_message_counts_its_bytes_its_parts_and_8_and_the_sum_5_percent_more(content: Content, tokens: int) -> None:
-    assert estimate_tokens([content]) == math.ceil((tokens + 8) * 1.05)
-
-
-def test_declarations_count_a_fifth_more_and_8_each() -> None:
-    one = tool("look_up", "Looks a key up")
+def test_a_message_counts_its_bytes_its_parts_and_8_and_the_sum_5_percent_more(
+    content: Content | None, tokens: int
+) -> None:
+    """Placeholders begin with the token that passes 0.8 of the window less the instruction, the declarations (a fifth
+    more, and 8 each) and a reserve for the answer."""
+    system, tools = "You help. " * 7, [] if content else [tool("look_up", "Looks a key up")] * 2
     size = len("look_up") + len("Looks a key up") + len("{}")
-    assert estimate_tool_overhead([one, one]) == 2 * (math.ceil(size * 1.2 / 3.5) + 8)
-    assert estimate_tool_overhead([]) == 0
+    fixed, declared = len(system) / 3.5, len(tools) * (math.ceil(size * 1.2 / 3.5) + 8)
+    contents = [said("x" * 35), *([content] if content else []), *DENSE, said("x" * 35)]
+    needed = 2 * 18 + len(DENSE) * (256 + 8) + (tokens + 8 if content else 0)
+
+    def fits(window: int) -> bool:
+        return needed <= int((int(0.8 * (window - fixed - window // 4)) - declared) / 1.05)
+
+    def acts(window: int) -> bool:
+        conversation = Conversation.of(contents, window=window, system=system, tools=tools)
+        return bool(trim(conversation, ConversationSettings(strategy=("stable_prefix",))).forms)
+
+    least = next(window for window in range(10_000, 30_000) if fits(window) and fits(window + 1))
+    assert not acts(least)
+    assert acts(next(window for window in range(least, 0, -1) if not fits(window)))
 
 
 def test_neighbours_of_one_role_are_merged() -> None:
@@ -242,15 +256,11 @@ def test_normalizing_without_a_budget_is_the_strategy_none() -> None:
     assert packed.acts == ()
 
 
-def test_the_defaults_are_those_of_the_design() -> None:
-    assert (SETTINGS.threshold, SETTINGS.keep_last_messages) == (0.8, 10)
-
-
 sizes = st.lists(st.integers(0, 60), min_size=1, max_size=25)
 
 
 @given(sizes, st.integers(300, 6_000), st.integers(0, 12))
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_whatever_the_history_the_boundary_is_monotonic_and_people_are_whole(
     results: list[int], window: int, keep: int
 ) -> None:

@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import os
-import random
 import re
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
-from itertools import repeat
 from pathlib import Path
 
 import pytest
 from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
-from aether_context.exam.recordings import folders
-from aether_context.tuning.simulation import play
 from aether_context.tuning.tuner import Tuner, executor, grid
-from aether_context.tuning.verdict import compare, decide, search
 
 pytestmark = pytest.mark.slow
 
@@ -45,33 +40,6 @@ def workers():
     with executor() as found:
         assert isinstance(found, ProcessPoolExecutor)
         yield found
-
-
-@pytest.mark.soak
-def test_shuffled_outcomes_change_nothing(recorded, workers):
-    """Each session's outcomes under real policies are dealt to the trials at random, so that no policy is better."""
-    policies = {"base": SMALL, **grid(SMALL)}
-    sessions = folders([recorded.url])[:40]
-    played = list(workers.map(play, sessions, repeat("chat"), repeat(tuple(policies.values()))))
-    assert len({one.cost for outcomes in played for one in outcomes}) > len(sessions)
-    kinds = [
-        _verdict_on_shuffled(dict(zip(sessions, played, strict=True)), list(policies), seed) for seed in range(100)
-    ]
-    assert kinds.count("no change") >= 95, kinds
-
-
-def _verdict_on_shuffled(played, names, seed):
-    chance = random.Random(seed)
-    dealt = {session: chance.sample(outcomes, len(outcomes)) for session, outcomes in played.items()}
-    sessions = chance.sample(list(dealt), len(dealt))
-
-    def outcomes(half, name):
-        return {session: dealt[session][names.index(name)] for session in half}
-
-    searched, tested = sessions[::2], sessions[1::2]
-    trials = search(outcomes(searched, "base"), {name: outcomes(searched, name) for name in names[1:]}, seed)
-    test = {name: compare(outcomes(tested, "base"), outcomes(tested, name), seed) for name in names[1:]}
-    return decide(trials, test.get, margin=MARGIN).kind
 
 
 def test_evidence_that_is_needed_gets_more_room(research, workers):

@@ -7,10 +7,9 @@ A net of bytes stands behind it for calls before which nothing was reported.
 from __future__ import annotations
 
 import asyncio
-import json
 import random
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import pytest
@@ -19,8 +18,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.tools.tool_context import ToolContext
 from google.genai import types
-from hypothesis import given
-from hypothesis import strategies as st
+from matrix import but_slow
 from packs import pack_input as usual_input
 from packs import said, turns
 from plans import cached_input_costs
@@ -28,18 +26,10 @@ from scripted import Chat, Scripted, call, look_up, new_store, was_cut
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.pack import Calibration, Content, Pack, valid
+from aether_context.pack import Calibration, Content, Pack
 from aether_context.packing import build_pack
 from aether_context.store import Manifest
 from aether_context.usage import CallUsage, TokenLedger
-from aether_context.usage.calibration import (
-    RATIO,
-    TokenRatio,
-    UsageBaseline,
-    calibration,
-    estimated,
-    learn_report,
-)
 
 pack_input = partial(usual_input, cached_price=1.0)
 EAGER = {"compact_at": 0.8}
@@ -70,7 +60,7 @@ def is_cut(pack: Pack) -> bool:
     return any(event.stage == "cut" for event in pack.events)
 
 
-@pytest.fixture(autouse=True)
+@pytest.fixture(autouse=True, scope="module")
 def _nothing_is_cached() -> Iterator[None]:
     with cached_input_costs(1.0):
         yield
@@ -174,6 +164,7 @@ def cuts(manifests: Sequence[Manifest]) -> list[int]:
     return [at for at, one in enumerate(manifests) if was_cut(one)]
 
 
+@cache
 def working_silently(calls: int) -> list[Manifest]:
     """The same without any report."""
     chat = working([None] * calls)
@@ -227,61 +218,58 @@ def test_a_new_message_begins_without_a_report() -> None:
     chat.replays()
 
 
-MODEL = "gemini-2.5-flash"
+ROOMY = 200_000
+"""A window in which nothing is cut."""
 
 
-def growth(source: random.Random) -> int:
-    """Counted tokens of one step of a tool loop."""
-    return source.randint(30, 3_400)
+def known_after(*reports: int) -> list[Manifest]:
+    """The packs of a loop, whose requests are the same whatever is reported of them."""
+    chat = working([*reports, 0], ROOMY)
+    chat.say("read")
+    return chat.manifests()
 
 
-def learned(ratio: TokenRatio, source: random.Random, factor: float, steps: int) -> TokenRatio:
-    """After so many steps of a provider who counts by this factor, give or take a tenth."""
-    for _ in range(steps):
-        counted = growth(source)
-        ratio = ratio.learned(counted, round(factor * counted * source.uniform(0.9, 1.1)))
-    return ratio
+@pytest.fixture(scope="module")
+def counted() -> list[int]:
+    """Tokens that are counted of the requests of that loop."""
+    return [manifest.counted_tokens for manifest in known_after(*[0] * 5)]
 
 
-def test_a_ratio_is_learned_from_growth_within_ten_calls():
-    ratio = learned(TokenRatio(), random.Random(7), 0.75, 10)
-    assert ratio.value == pytest.approx(0.75, rel=0.04)
-    assert ratio.samples == 10
+def test_the_next_estimate_is_the_last_report_plus_what_was_added(counted: list[int]) -> None:
+    _, then, *_ = known_after(counted[0] + 400, *[0] * 4)
+    assert then.request_tokens_method == "anchored"
+    assert then.calibration.report_minus_count == 400
+    assert then.request_tokens == counted[1] + 400
 
 
-@given(st.lists(st.tuples(st.integers(-50, 90_000), st.integers(-10, 200_000))))
-def test_a_ratio_stays_inside_its_bounds_whatever_is_reported(reports):
-    ratio = TokenRatio()
-    for counted, reported in reports:
-        ratio = ratio.learned(counted, reported)
-    assert 0.6 <= ratio.value <= 1.7
-    assert valid(RATIO, json.loads(json.dumps(RATIO.dump_python(ratio)))) == ratio
+def test_a_jump_is_believed_only_when_the_next_report_confirms_it(counted: list[int]) -> None:
+    jump, growth = int(1.9 * counted[1]), counted[2] - counted[1]
+    doubted = known_after(counted[0], jump, counted[2], 0)
+    assert [one.calibration.report_minus_count for one in doubted[1:4]] == [0, 0, 0]
+    confirmed = known_after(counted[0], jump, jump + growth, 0)
+    assert confirmed[3].calibration.report_minus_count == jump - counted[1]
 
 
-def anchored(reported: int, counted: int, **more: Any) -> UsageBaseline:
-    return UsageBaseline(model=MODEL, epoch=1, counted=counted, reported=reported, **more)
+def test_reports_of_another_model_say_nothing_of_this_one(counted: list[int]) -> None:
+    reported = int(1.8 * counted[1])
+    chat = working([counted[0], reported, 0], ROOMY)
+
+    def alter(context: Any, request: LlmRequest) -> None:
+        request.model = "gemini-2.5-pro" if len(request.contents) > 1 else request.model
+
+    chat.before.alter = alter
+    chat.say("read")
+    first, second, third = chat.manifests()
+    assert first.model != second.model == third.model
+    assert third.calibration.report_minus_count == reported - counted[1], "it is believed, since none came before"
 
 
-def test_the_next_estimate_is_the_last_report_plus_what_was_added():
-    anchor, ratio = learn_report(None, TokenRatio(), model=MODEL, epoch=1, counted=1_000, reported=1_400)
-    known = calibration(anchor, ratio, model=MODEL, epoch=1, here=True, uncounted_tokens=0)
-    assert known is not None
-    assert known.anchored
-    assert known.report_minus_count == 400
-    assert estimated(known, 1_300) == 1_700
-    assert estimated(known, 600) == 1_000
-
-
-@pytest.mark.parametrize("jump", [90_000, 100])
-def test_a_jump_is_believed_only_when_the_next_report_confirms_it(jump: int):
-    anchor, ratio = learn_report(
-        anchored(20_000, 20_000), TokenRatio(), model=MODEL, epoch=1, counted=20_000, reported=jump
-    )
-    assert anchor.reported == 20_000
-    once, _ = learn_report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=20_480)
-    assert (once.reported, once.doubted) == (20_480, None)
-    twice, _ = learn_report(anchor, ratio, model=MODEL, epoch=1, counted=20_500, reported=jump + 510)
-    assert twice.reported == jump + 510
+def test_a_ratio_stays_inside_its_bounds_whatever_is_reported() -> None:
+    chance = random.Random(7)
+    packs = known_after(*(chance.randint(0, 2_000 * at) for at in range(12)))
+    ratios = {pack.calibration.ratio for pack in packs if pack.calibration is not None}
+    assert len(ratios) > 1
+    assert all(0.6 <= ratio <= 1.7 for ratio in ratios)
 
 
 def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
@@ -314,8 +302,9 @@ def error(chat: Chat, at: int) -> float:
     return abs(manifest.request_tokens - outcome["input_tokens"]) / outcome["input_tokens"]
 
 
-def test_estimates_close_in_on_what_a_provider_reports():
-    chat = talk(8)
+@pytest.mark.parametrize("ratio", [0.75, 1.3])
+def test_estimates_close_in_on_what_a_provider_reports(ratio: float):
+    chat = talk(8, make=provider(ratio))
     chat.say(*[f"question {at}" for at in range(8)])
     assert error(chat, 0) > 0.2
     assert error(chat, 1) < 0.1
@@ -325,13 +314,21 @@ def test_estimates_close_in_on_what_a_provider_reports():
     assert manifests[-1].request_tokens_method == "anchored"
     assert manifests[-1].calibration is not None
     assert manifests[-1].calibration.samples > 5
+    assert manifests[-1].calibration.ratio == pytest.approx(ratio, rel=0.1)
     chat.replays()
 
 
+@pytest.fixture(scope="module")
+def taught() -> Chat:
+    chat = talk(8)
+    chat.say(*[f"question {at}" for at in range(8)])
+    return chat
+
+
 @pytest.mark.parametrize(("written", "used"), [(9e9, 1.0), (1.7, 1.7)])
-def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(written: float, used: float):
-    taught = talk(8)
-    taught.say(*[f"question {at}" for at in range(8)])
+def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_bounds(
+    taught: Chat, written: float, used: float
+):
     (key,) = asyncio.run(taught.held()).state["aether:calibration"]
 
     def poison(tool_context: ToolContext) -> str:
@@ -380,18 +377,22 @@ def test_no_request_passes_the_window_by_its_own_estimate(strategy: str) -> None
     chat.replays()
 
 
-def test_lower_reports_bring_no_cut_forward() -> None:
-    silent, frugal = (reading(usage).manifests() for usage in (lambda _: None, lambda counted: round(0.8 * counted)))
+@pytest.fixture(scope="module")
+def silent() -> list[Manifest]:
+    return reading(lambda _: None).manifests()
+
+
+def test_lower_reports_bring_no_cut_forward(silent: list[Manifest]) -> None:
+    frugal = reading(lambda counted: round(0.8 * counted)).manifests()
     assert cuts(silent)[0] < cuts(frugal)[0]
     assert all(early < late for early, late in zip(cuts(silent), cuts(frugal), strict=False))
 
 
-def test_sums_over_calls_are_not_believed() -> None:
-    silent = reading(lambda _: None)
+def test_sums_over_calls_are_not_believed(silent: list[Manifest]) -> None:
     for first in (0, 9_000):  # what was read before the plugin came is in the first sum
         total = [first]
         summing = reading(lambda counted, total=total: total.append(total[-1] + counted) or total[-1])
-        assert cuts(summing.manifests()) == cuts(silent.manifests())
+        assert cuts(summing.manifests()) == cuts(silent)
         assert all(pack.request_tokens <= 1.1 * pack.counted_tokens + 50 for pack in summing.manifests())
 
 
@@ -426,7 +427,9 @@ def frugal(calls: int, **settings: Any) -> Chat:
     return chat
 
 
-@pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "heads_tails", "summarize"])
+@pytest.mark.parametrize(
+    "strategy", but_slow(["epochs", "stable_prefix", "heads_tails", "summarize"], "heads_tails", "summarize")
+)
 def test_nothing_is_cut_while_reports_and_growth_leave_most_of_the_window_free(strategy: str) -> None:
     chat = frugal(20, conversation={"strategy": strategy})
     counted = 0
@@ -469,7 +472,7 @@ MARK = "above compact_at"
 
 
 @pytest.mark.parametrize("reports", [True, False], ids=["reported", "silent"])
-@pytest.mark.parametrize("mark", [0.3, 0.5, 0.8])
+@pytest.mark.parametrize("mark", but_slow([0.3, 0.5, 0.8], 0.5))
 def test_a_mark_holds_whatever_a_cut_costs(mark: float, reports: bool) -> None:
     settings = {"compact_at": mark, "compact_to": 0.2}
     chat = Chat(
