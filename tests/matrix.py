@@ -2,30 +2,10 @@
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import pytest
-
-
-def part_slow(one_in: int, *axes: Iterable[Any]) -> list[Any]:
-    """Each combination of one value an axis, all but every ``one_in``-th slow; of three axes every second is a soak.
-
-    Of three axes, of which one has ``one_in`` values or more, each pair of values of the other two is in one that is
-    not slow; with ``one_in`` 2 each pair of values of any two. With an even ``one_in`` no pair is in soaks alone.
-    """
-    placed = [list(enumerate(axis)) for axis in axes]
-
-    def mark(at: int) -> Any:
-        if at % one_in == 0:
-            return ()
-        return pytest.mark.soak if at % 2 and len(axes) > 2 and one_in > 2 else pytest.mark.slow
-
-    return [
-        pytest.param(*(value for _, value in combination), marks=mark(sum(place for place, _ in combination)))
-        for combination in itertools.product(*placed)
-    ]
 
 
 def but_slow(values: Iterable[Any], *slow: Any, most: int | None = None) -> list[Any]:

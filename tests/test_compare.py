@@ -16,6 +16,8 @@ from scripted import Chat, call, new_store
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.cli import main
+from aether_context.exam import hold_exam
+from aether_context.exam.recordings import folders
 
 SEEDS = range(4)
 
@@ -121,6 +123,15 @@ def test_an_observed_session_is_judged_by_what_was_sent_and_one_of_hashes_by_the
     assert arms["observe"]["overflows"]["mean"] == 100
     assert arms["chat"]["cost"]["sessions"] == 4
     assert not arms["chat"]["recall"]["sessions"]
+
+
+def test_options_of_a_store_reach_its_sessions() -> None:
+    recorded = new_store()
+    Chat(store=recorded).say("Hello.")
+    store = PackStore(recorded.url, skip_instance_cache=True)
+    (folder,) = folders([store])
+    assert folder.store.files.options == {"skip_instance_cache": True}
+    assert hold_exam(store).sessions
 
 
 def test_a_store_without_arms_says_so() -> None:

@@ -10,12 +10,12 @@ import asyncio
 import json
 import random
 from collections.abc import Sequence
+from itertools import product
 from typing import Any
 
 import pytest
 from google.adk.agents import BaseAgent, LlmAgent, LoopAgent
 from keeping import message, picture, write_todos
-from matrix import part_slow
 from plans import PLAN, planned
 from scripted import Chat, Memories, Scripted, Sent, call, look_up, remembered, was_cut
 from teams import DEPRECATED
@@ -97,7 +97,8 @@ async def _cut(chat: Chat) -> None:
 
 
 @DEPRECATED
-@pytest.mark.parametrize(("strategy", "window", "kind"), part_slow(13, STRATEGIES, (1_500, 4_000), KINDS))
+@pytest.mark.parametrize(("strategy", "window", "kind"), list(product(STRATEGIES, (1_500, 4_000), KINDS)))
+@pytest.mark.rows(4, slow=18)
 def test_roles_alternate_where_they_do_without_the_plugin(strategy: tuple[str, ...], window: int, kind: str) -> None:
     chat = session(strategy, window, kind)
     assert any(not sent.doubled for sent in chat.raw)

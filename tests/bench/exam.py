@@ -28,8 +28,6 @@ import json
 import os
 import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
-from contextlib import suppress
-from functools import cache
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -47,9 +45,12 @@ from sessions import PERCENT, Figures, print_table, rows_of
 from tool_runs import Request, play, read, texts_in, tokens
 from turn_recall import turns
 
-from aether_context import PackPolicy, PackStore
+from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.exam import Question, questions
+from aether_context.exam.marking import AnswerKey
+from aether_context.exam.questions import plain_text
+from aether_context.exam.recordings import folders, stored_texts
 from aether_context.pack import Content, Part
 
 STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize")
@@ -225,55 +226,27 @@ def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
     return contents, lengths
 
 
-def plain_text(text: str) -> str:
-    """A text in one line and lower case; of JSON its keys and values."""
-    return " ".join(words_of(text).lower().split())
-
-
-def words_of(value: Any) -> str:
-    if isinstance(value, str) and value[:1] in ("{", "[", '"'):
-        with suppress(ValueError):
-            return words_of(json.loads(value))
-    if isinstance(value, dict):
-        return "\n".join(f"{key}: {words_of(each)}" for key, each in value.items())
-    return "\n".join(map(words_of, value)) if isinstance(value, list) else str(value)
-
-
-def stored_texts(url: str) -> dict[str, str]:
-    """The whole texts of what the packs of a store show extracts of, by their addresses."""
-    store, texts = PackStore(url), dict[str, str]()
-    for session in {manifest.session_key for manifest in store.manifests()}:
-        for record in store.evidence(*session):
-            texts[record.uri] = store.evidence_data(*session[:2], record.digest).decode(errors="replace")
-    for manifest in store.manifests():
-        for address in manifest.saved:
-            text = store.message(*manifest.session_key, address.removeprefix("artifact://"))
-            texts[address] = (text or b"").decode(errors="replace")
-    return texts
-
-
 def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping[str, str], window: int) -> Figures:
     contents, lengths = contents_of(run)
-    key = questions(contents, {})
-    behind = cache(lambda name: {at for at, one in enumerate(key) if one.find(plain_text(stored[name])) >= 0})
+    key = AnswerKey(questions(contents, {}))
     first = [
         next((at for at, end in enumerate(lengths) if end > place), len(lengths)) for place in range(len(contents))
     ]
     sums = dict.fromkeys(("asked", "answered", "read", "orders", "orders answered"), 0)
     last = min(len(lengths), len(requests)) - 1
     for at in range(last + 1):
-        asked = [number for number, one in enumerate(key) if is_asked(one, at, last, first, lengths)]
+        asked = [number for number, one in enumerate(key.questions) if is_asked(one, at, last, first, lengths)]
         if not asked:
             continue
         plain = plain_text(requests[at].said)
         addresses = set(re.findall(r"artifact://[\w./~%+-]*\w", requests[at].said))
-        readable = set[int]().union(*(behind(name) for name in addresses if name in stored))
+        behind = set[int]().union(*(key.answers(stored[name]) for name in addresses if name in stored))
         for number in asked:
-            question = key[number]
+            question = key.questions[number]
             is_answered = question.find(plain) >= 0
             sums["asked"] += 1
             sums["answered"] += is_answered
-            sums["read"] += is_answered or number in readable or HISTORY in addresses
+            sums["read"] += is_answered or number in behind or HISTORY in addresses
             sums["orders"] += question.kind == "order"
             sums["orders answered"] += question.kind == "order" and is_answered
     sizes = [sum(map(tokens, request.blocks)) for request in requests]
@@ -345,7 +318,9 @@ def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[
         url = f"memory://exam-{len(name)}-{name[:6].strip('`')}-{at}"
         plugins, settings = WAYS[name](window, url)
         requests = asyncio.run(play(run, *plugins, **settings))
-        rows.append(figures(run, requests, stored_texts(url), window))
+        found = folders([url]) if any(isinstance(plugin, ContextPackPlugin) for plugin in plugins) else []
+        stored = {key: text for one in found for key, text in stored_texts(one).items()}
+        rows.append(figures(run, requests, stored, window))
     return rows
 
 

@@ -31,13 +31,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exam import WAYS, Way, figures, long_runs, stored_texts, summarizer_tokens
+from exam import WAYS, Way, figures, long_runs, summarizer_tokens
 from google.adk.plugins.base_plugin import BasePlugin
 from sessions import PERCENT, Figures, print_table
 from tool_runs import CACHED_PRICE, Request, play, price, score, shared, tokens
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.exam.recordings import folders, stored_texts
 
 MARKS = ((0.5, 0.2), (0.6, 0.25), (0.7, 0.3), (0.8, 0.3), (0.8, 0.5), (1.0, 0.25), (1.0, 0.55), (None, 0.42))
 _READ_TOKENS = 500
@@ -69,7 +70,9 @@ def prices(requests: Sequence[Request]) -> Iterator[float]:
 def session(run: Mapping[str, Any], name: str, window: int, url: str) -> Figures:
     plugins, settings = ALL_WAYS[name](window, url)
     requests = asyncio.run(play(run, *plugins, **settings))
-    row = figures(run, requests, stored_texts(url), window)
+    packed = any(isinstance(plugin, ContextPackPlugin) for plugin in plugins)
+    stored = {key: text for one in (folders([url]) if packed else []) for key, text in stored_texts(one).items()}
+    row = figures(run, requests, stored, window)
     scored = score(run, requests, window)
     total = sum(prices(requests))
     reads = CACHED_PRICE * row["tokens"][0] + _READ_TOKENS * len(requests)
