@@ -20,6 +20,7 @@ from scripted import Chat, Scripted, call, exact, new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError
+from aether_context.store.replay import Replayer
 
 SMALL = PackPolicy(max_input_tokens=2_000)
 SHARES = {"chat": 0.5, "cost_first": 0.4, "observe": 0.1}
@@ -160,8 +161,6 @@ def test_sessions_fall_to_arms_by_their_shares_and_stay() -> None:
 
 
 def exact_preset(store, manifest):
-    from aether_context.store.replay import Replayer
-
     return Replayer(store).policy(manifest).preset
 
 

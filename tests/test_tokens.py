@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from scripted import Chat, call, look_up, new_store
 
 from aether_context import PackPolicy, replay
+from aether_context.canonical import canonical_json, hash_text
 from aether_context.errors import PolicyError, TokenCountingError
-from aether_context.pack import Accuracy
+from aether_context.pack import Accuracy, Tool
 from aether_context.policy import TokenSettings
 from aether_context.tokens import (
     Counters,
@@ -281,9 +282,6 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
     """101 tokens: "How to count tokens with tiktoken", section 7, for GPT-4o."""
     from packs import said
 
-    from aether_context.canonical import canonical_json, hash_text
-    from aether_context.pack import Tool
-
     schema = {
         "type": "object",
         "properties": {
@@ -311,9 +309,6 @@ def test_openais_own_example_counts_what_the_api_reported() -> None:
 
 
 def test_sixty_declarations_are_written_out_once() -> None:
-    from aether_context.canonical import hash_text
-    from aether_context.pack import Tool
-
     tools = [
         Tool(name=f"t{at}", signature="", wire=f'{{"name":"t{at}"}}', digest=hash_text(str(at))) for at in range(60)
     ]
