@@ -165,9 +165,9 @@ def without_names(query: str, speakers: Container[bytes]) -> tuple[str, list[byt
 
 
 def query_terms(text: str) -> list[str]:
-    """The different terms of a query, sorted, without stop words unless there are no others."""
-    result = set(terms(text))
-    return sorted({term for term in result - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or result)
+    """The terms of a query, sorted, as often as they are said, without stop words unless there are no others."""
+    every = sorted(terms(text))
+    return [term for term in every if term not in GRAMMAR and not _PARTICLES.issuperset(term)] or every
 
 
 def is_latin(text: str) -> bool:
@@ -230,6 +230,8 @@ _QUESTION_WORDS = frozenset(
     )
 )
 """Words, and pairs of characters, that ask or are grammar in other languages and mean nothing in English."""
+GRAMMAR = STOP_TERMS | _QUESTION_WORDS
+"""Terms that say too little to search by, of all languages."""
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
