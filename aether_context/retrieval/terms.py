@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
 # Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters. An ideograph or a
-# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar.
+# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar; and twice more between blanks
+# or other scripts, where it is no part of a longer word.
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -53,6 +54,7 @@ _ASCII_NAME = re.compile(r"\w+(?:[./\\:@#~-]+\w+)*", re.ASCII)
 """What is a name of `_SPAN` in a text that is all ASCII, which has nothing else, and is read twice as fast by this."""
 _WORD = re.compile(rf"(?:(?!_)[\w{_SIGNS}])+")
 _PART = re.compile(rf"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|(?:(?![\dA-Za-z_])[\w{_SIGNS}])+")
+_ALONE = re.compile("(?<![\u3400-\U0003ffff])[\u3400-\U0003ffff](?=[은는을를]?(?![\u3400-\U0003ffff]))")
 _TELLING = re.compile(r"[\d_/\\@#]|[a-z][A-Z]|\w\.\w")
 _HEX = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 _LANGUAGES = (
@@ -83,6 +85,7 @@ def terms(text: str) -> list[str]:
         else:
             result += [first + second for first, second in pairwise(run)]
             result += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
+            result += 2 * list(filter(_is_word, _ALONE.findall(run)))
     return result
 
 
