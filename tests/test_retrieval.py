@@ -207,6 +207,13 @@ def test_a_sign_that_is_a_word_is_found_before_one_inside_a_word(question, alone
     assert index.search(question)[0].id == "alone"
 
 
+def test_a_number_is_found_with_its_noun_and_not_as_one_of_days():
+    clauses = [f"Clause {at}: party {at * 7 % 97} pays within {at * 3 % 41 + 5} days." for at in range(1, 91)]
+    index = HybridIndex.from_texts([str(at) for at in range(1, 91)], clauses)
+    for at in (3, 17, 29, 44):
+        assert index.search(f"What does clause {at} of the proposal say about the payment?")[0].id == str(at)
+
+
 def test_a_query_that_is_a_document_takes_few_steps_for_each_of_its_words():
     query = [f"w{at}" for at in range(5_000)]
     hashes = joined_hashes([b"".join(map(hash_of, text)) for text in (query, query[:9])])

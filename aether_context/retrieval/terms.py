@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
 # Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters. An ideograph or a
-# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar; and twice more between blanks
-# or other scripts, where it is no part of a longer word.
+# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar; and twice more between
+# blanks or other scripts, where it is no part of a longer word.
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -173,6 +173,23 @@ def query_terms(text: str) -> list[str]:
     return [term for term in every if term not in GRAMMAR and not _PARTICLES.issuperset(term)] or every
 
 
+_NUMBERED = re.compile(r"\b([^\W\d_]{3,})[ #]{1,2}(\d{1,5})\b(?![.,:/-]?\d|\s*[%$€£])(?:\s+(\w+))?")
+
+
+def numbered(query: str) -> re.Pattern[str] | None:
+    """A pattern of the nouns that a query numbers, as in "clause 29", with their numbers; None of a query without any.
+
+    The number of a unit ("29 days"), a year and the day of a month are none.
+    """
+    pairs = [
+        rf"\b{noun}\W{{1,2}}{number}\b"
+        for noun, number, following in _NUMBERED.findall(query.casefold())
+        if noun not in STOP_WORDS and not noun.startswith(_MONTHS_SHORT) and not re.fullmatch(r"(?:19|20)\d\d", number)
+        if not following or following in STOP_WORDS
+    ]
+    return re.compile("|".join(pairs), re.IGNORECASE) if pairs else None
+
+
 def is_latin(text: str) -> bool:
     """Tells whether at least half of a text's letters are Latin: of others the packaged table of words knows noise."""
     letters = [character for character in text if character.isalpha()]
@@ -252,6 +269,7 @@ _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
 )  # fmt: skip
+_MONTHS_SHORT = tuple(month[:3] for month in _MONTHS)
 _SEASONS = {"spring": 3, "summer": 6, "autumn": 9, "fall": 9, "winter": 12}
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "few": 3}
 _UNIT_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}
