@@ -19,6 +19,7 @@ from scripted import Chat, Memories, call, grow, look_up, remembered, results, s
 from aether_context import PackPolicy
 from aether_context.adk import HybridMemoryService, memory_tools
 from aether_context.packing import build_pack
+from aether_context.retrieval.corrections import replaces
 from aether_context.retrieval.terms import corrects
 from aether_context.store.replay import Replayer
 
@@ -283,6 +284,11 @@ EARLIER, LATER = "2026-01-02T10:00:00+00:00", "2026-05-03T10:00:00+00:00"
         ("I am a vegetarian.", "Since last month I eat fish.", "What should I cook for a vegetarian?"),
         ("I live in Berlin.", "I moved to Hamburg.", "Where do I live, in Berlin?"),
         ("I drink coffee every morning.", "I stopped drinking coffee.", "Do I want coffee in the morning?"),
+        (
+            "The rent of the barn is 900 euros.",
+            "The owner put the rent of the barn up to 980 euros.",
+            "What is the rent?",
+        ),
     ],
 )
 def test_a_memory_brings_what_was_said_later_against_it(older: str, newer: str, question: str) -> None:
@@ -340,6 +346,44 @@ def test_a_statement_ends_an_older_one_only_where_it_says_so(older: str, later: 
     assert corrects(later, older) is is_corrected
 
 
+VALUES = [
+    ("The review is on Monday.", "The review was postponed to Thursday.", True),
+    ("My flight leaves at 7:20.", "My flight got delayed to 9:05.", True),
+    ("The meeting is in room 12.", "The meeting moved to room 15.", True),
+    ("Our office is in Lyon.", "Our office relocated to Grenoble in May.", True),
+    ("Ann is the head of sales.", "Bob replaced Ann as head of sales.", True),
+    ("We use Slack for chat.", "We migrated from Slack to Teams.", True),
+    ("The shop is closed.", "The shop is open again.", True),
+    ("My favourite editor is vim.", "I use helix as my editor these days.", True),
+    ("Das Budget beträgt 40.000 Euro.", "Das Budget wurde auf 31.500 Euro gekürzt.", True),
+    ("La réunion est à 10h30.", "La réunion est désormais à 14h00.", True),
+    ("El presupuesto es de 40.000 euros.", "El presupuesto se redujo a 31.500 euros.", True),
+    ("The budget is 40,000 euros.", "The travel budget was cut to 31,500 euros.", False),
+    ("The budget is 40,000 euros.", "We spent 3,000 euros of the budget.", False),
+    ("The budget is 40,000 euros.", "The budget may be cut to 31,500 euros.", False),
+    ("The budget is 40,000 euros.", "The budget was not cut to 31,500 euros.", False),
+    ("The rent is 900 euros.", "The rent of the garage is 80 euros.", False),
+    ("The meeting with Ann is on 3 May.", "The meeting with Bob was moved to 10 June.", False),
+    ("My office is in Berlin.", "My brother's office moved to Madrid.", False),
+    ("My office is in Berlin.", "Her office is in Madrid now.", False),
+    ("The concert is in Berlin.", "We drove from the concert to Hamburg.", False),
+    ("I have 2 cats.", "I have 3 dogs now.", False),
+    ("I speak French.", "I speak Spanish.", False),
+    ("Ann is a vegetarian.", "Bob is a vegetarian.", False),
+    ("Ann flew to Madrid.", "Ann flew to Berlin.", False),
+    ("I paid 20 euros for lunch.", "I paid 25 euros for lunch.", False),
+    ("I take 20 mg of lisinopril.", "I also take 40 mg of atorvastatin.", False),
+    ("My mother lives in Berlin.", "I moved from Berlin to Madrid.", False),
+]
+
+
+@pytest.mark.parametrize(("older", "later", "is_corrected"), VALUES)
+def test_another_value_of_the_same_subject_ends_an_older_one_whatever_the_verb(
+    older: str, later: str, is_corrected: bool
+) -> None:
+    assert replaces(later, older) is is_corrected
+
+
 def test_a_correction_of_the_last_of_few_hits_is_there() -> None:
     """With room for one, what holds now is worth more than what held."""
     service = HybridMemoryService()
@@ -349,3 +393,52 @@ def test_a_correction_of_the_last_of_few_hits_is_there() -> None:
     )
     hits = service.memories.search("shop", "ann", "Where do I live, in Berlin?", limit=1)
     assert [hit.memory.text for hit in hits] == ["I moved to Hamburg."]
+
+
+NEW = "Bo's office is in Madrid."
+
+
+@pytest.mark.parametrize(
+    "old", ["Bo's office is in Berlin.", "bo's office is in berlin", "user: Bo's office is in Berlin."]
+)
+def test_an_agent_corrects_a_memory_which_then_says_until_when_it_held(old: str) -> None:
+    service = HybridMemoryService()
+    asyncio.run(
+        service.add_memory(
+            app_name="shop", user_id="ann", memories=[remembered("Bo's office is in Berlin.", "user", EARLIER)]
+        )
+    )
+    chat = Chat(script=[call("correct_memory", old=old, text=NEW), "Noted."], tools=memory_tools(), memory=service)
+    assert results(chat.say("Bo sits in Madrid these days."))[0]["corrected"] == old
+    later = Chat(memory=service, session="s2")
+    later.say("In which city is the office of Bo?")
+    lines = [line for line in memory_section(later).splitlines() if "office" in line]
+    assert ["until" in line for line in lines] == ["Berlin" in line for line in lines] == [True, False]
+    later.replays()
+    other = Chat(memory=service, user="bob")
+    other.say("In which city is the office of Bo?")
+    assert NEW not in other.sent[-1].human()
+
+
+def test_a_corrected_preference_gives_way_to_the_new_one() -> None:
+    service = HybridMemoryService()
+    script = [call("remember", text=WISH, kind="preference"), "Gut.", call("correct_memory", old=WISH, text=NEW), "Ok."]
+    chat = Chat(script=script, tools=memory_tools(), memory=service)
+    chat.say("German, please.", "From now on something else.")
+    chat.say("What is 2 + 2?", session="s2")
+    assert f"[standing preference] {NEW}" in chat.sent[-1].human()
+    assert LINE not in chat.sent[-1].human()
+
+
+@pytest.mark.parametrize(
+    ("memory", "old", "error"),
+    [
+        (HybridMemoryService(), "Bo's office is in Rome.", "no memory of this user"),
+        (HybridMemoryService(), " ", "needs the old memory"),
+        (None, "Bo's office is in Rome.", "was not kept"),
+    ],
+)
+def test_a_correction_of_what_is_not_there_is_refused_and_writes_nothing(memory: Any, old: str, error: str) -> None:
+    chat = Chat(script=[call("correct_memory", old=old, text=NEW), "Sorry."], tools=memory_tools(), memory=memory)
+    assert error in results(chat.say("Bo sits in Madrid."))[0]["error"]
+    assert memory is None or not list(memory.memories.all("shop", "ann"))

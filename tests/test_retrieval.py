@@ -157,7 +157,9 @@ def test_the_table_that_is_written_is_the_model_that_is_read(distill: ModuleType
         ("8f14e45f-ceea-467f-a8e1-0123456789ab", ["8f14e45f-ceea-467f-a8e1-0123456789ab", "8f14e45f", "ceea", "467f",
                                                   "a8e1", "0123456789ab"]),
         ("東京タワー", ["東京", "京タ", "タワ", "ワー", "東", "京"]),
-        ("한국어 책", ["한국", "국어", "국", "책"]),
+        ("한국어 책", ["한국", "국어", "국", "책", "책", "책"]),
+        ("차는 기차", ["차는", "차", "차", "차", "기차", "기", "차"]),
+        ("この車は火車", ["この", "の車", "車は", "は火", "火車", "車", "火", "車", "車", "車"]),
         ("книги книга", ["книг", "книг"]),
         ("", []),
     ],
@@ -183,6 +185,33 @@ def scores(texts, query):
 def test_bm25_agrees_with_rank_bm25(texts, query):
     known = [word for word in query if any(word in text for text in texts)]
     assert scores(texts, query) == pytest.approx(reference(texts, known), abs=1e-9)
+
+
+def test_words_that_a_question_repeats_count_more_but_less_and_less():
+    texts = [["leave", "x"], ["court", "x"], ["gym", "x"]]
+    once, twice, often = (scores(texts, ["court", *["leave"] * times])[0] for times in (1, 2, 100))
+    assert once < twice < 2 * once
+    assert often < 9 * once
+
+
+@pytest.mark.parametrize(
+    ("question", "alone", "inside"),
+    [
+        ("车", "我的 车 很大", "火车 很大"),
+        ("차", "차는 크다", "기차는 크다"),
+        ("茶", "I like 茶 very much", "I like 茶叶 very"),
+    ],
+)
+def test_a_sign_that_is_a_word_is_found_before_one_inside_a_word(question, alone, inside):
+    index = HybridIndex.from_texts(["inside", "alone"], [inside, alone])
+    assert index.search(question)[0].id == "alone"
+
+
+def test_a_number_is_found_with_its_noun_and_not_as_one_of_days():
+    clauses = [f"Clause {at}: party {at * 7 % 97} pays within {at * 3 % 41 + 5} days." for at in range(1, 91)]
+    index = HybridIndex.from_texts([str(at) for at in range(1, 91)], clauses)
+    for at in (3, 17, 29, 44):
+        assert index.search(f"What does clause {at} of the proposal say about the payment?")[0].id == str(at)
 
 
 def test_a_query_that_is_a_document_takes_few_steps_for_each_of_its_words():

@@ -62,7 +62,8 @@ _QUOTED_RESULT = "` tool returned result:\n"
 """How ADK shows an agent the result of another agent's tool."""
 _HEAD_CHARACTERS = 1.0
 """Characters of instruction and first message for each token of the window: they take about a quarter of it."""
-_OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note", "cut_now"]
+_OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note"]
+_OWN_TOOLS += ["correct_memory", "cut_now"]
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""

@@ -29,6 +29,7 @@ from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_of
 from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
 from aether_context.adk.request import marks
+from aether_context.adk.services.memory import HybridMemoryService
 from aether_context.adk.session import Declared, SessionRecords, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
@@ -197,8 +198,8 @@ _keep.__name__ = "keep_evidence"  # what models call it; the function of that na
 
 def memory_tools() -> list[FunctionTool]:
     """Tools for what outlives a step: ``record_decision`` and ``record_entity``; and what outlives the session:
-    ``remember`` and ``remember_note``."""
-    return [_Tool(function) for function in (record_decision, record_entity, remember, remember_note)]
+    ``remember``, ``remember_note`` and ``correct_memory``."""
+    return [_Tool(function) for function in (record_decision, record_entity, remember, remember_note, correct_memory)]
 
 
 def context_tools() -> list[FunctionTool]:
@@ -412,8 +413,24 @@ async def remember_note(note_id: str, tool_context: ToolContext) -> dict[str, An
     return await _remember(note.text, time, tool_context, note.kind == "preference")
 
 
-async def _remember(text: str, time: float | None, tool_context: ToolContext, is_preference: bool) -> dict[str, Any]:
-    """Writes a text into the app's memory service; one that says the same is written over."""
+async def correct_memory(old: str, text: str, tool_context: ToolContext) -> dict[str, Any]:
+    """Corrects a memory of this user: later conversations see until when it held, and the fact that holds now.
+
+    Args:
+        old: The words of the memory as they stand, without its date and speaker.
+        text: The fact that holds now, in a sentence that can be understood without this conversation.
+    """
+    old, text = _text(old), _text(text)
+    if not old or not text:
+        return {"error": "a correction needs the old memory and a text: say what held, and what holds now"}
+    return await _remember(text, time_of(tool_context), tool_context, is_preference=False, old=old)
+
+
+async def _remember(
+    text: str, time: float | None, tool_context: ToolContext, is_preference: bool, old: str = ""
+) -> dict[str, Any]:
+    """Writes a text into the app's memory service, in the place of an old one that has other words; one that says the
+    same is written over."""
     name = f"remembered_{short(hash_text(text))}"
     entry = MemoryEntry(
         id=name,
@@ -422,7 +439,13 @@ async def _remember(text: str, time: float | None, tool_context: ToolContext, is
         timestamp=datetime.fromtimestamp(time, UTC).isoformat() if time is not None else None,
         custom_metadata={"kind": "preference"} if is_preference else {},
     )
+    service, session = tool_context.get_invocation_context().memory_service, tool_context.session
     try:
+        if old and isinstance(service, HybridMemoryService):
+            correction = service.correct(app_name=session.app_name, user_id=session.user_id, old=old, memory=entry)
+            if not await within(_MEMORY_SECONDS, correction):
+                return {"error": "no memory of this user has these words: give the old one as it stands"}
+            return {"remembered": name, "corrected": old}
         await within(_MEMORY_SECONDS, tool_context.add_memory(memories=[entry]))
     except Exception as error:
         logger.warning("a memory could not be kept: %s", type(error).__name__, exc_info=error)

@@ -15,6 +15,7 @@ from urllib.parse import unquote_plus
 from aether_context.errors import EmbeddingError, MissingExtra, StoreError
 from aether_context.memory.file import MemoryFile, memory_path
 from aether_context.memory.records import (
+    CORRECTED,
     Memory,
     MemoryRow,
     Remembered,
@@ -26,8 +27,10 @@ from aether_context.memory.records import (
     row_of,
     who_of,
 )
+from aether_context.plans.spellings import is_preference
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, embedder_for, vectors_of
+from aether_context.retrieval.ranking import LEAST_QUOTED
 from aether_context.retrieval.terms import hash_terms
 
 if TYPE_CHECKING:
@@ -105,6 +108,27 @@ class Memories:
         if not (new := new_or_changed(rows.values(), stored, revive=revive)):
             return 0
         return self.database.put(owner, who_of(app, user), self._searched(new), revive=revive, once=once)
+
+    def correct(self, app: str, user: str, old: str, memory: Memory) -> int:
+        """Writes a memory in the place of those of the old words, which are found with the time until which they held.
+
+        Where no memory has just these words, the best is taken that holds them, or that they hold. A preference makes
+        the new memory one.
+
+        Returns:
+            How many have the old words; of none nothing is written.
+        """
+        words = Memory(name="", text=self.mask(old)).words[1]
+        hits = [hit.memory for hit in self.search(app, user, old) if hit.memory.words != memory.words]
+        same = [hit for hit in hits if hit.words[1] == words]
+        long = [hit for hit in hits if min(len(words), len(hit.words[1])) >= LEAST_QUOTED]
+        same = same or [hit for hit in long if words in hit.words[1] or hit.words[1] in words][:1]
+        kind = next(({"kind": hit.metadata["kind"]} for hit in same if is_preference(hit.metadata)), {})
+        metadata = {CORRECTED: memory.timestamp, "kind": ""}
+        ended = [replace(hit, metadata={**hit.metadata, **metadata}) for hit in same]
+        if ended:
+            self.add(app, user, [*ended, replace(memory, metadata={**memory.metadata, **kind})], revive=True)
+        return len(ended)
 
     def _masked(self, memory: Memory) -> Memory:
         mask = self.mask

@@ -167,9 +167,10 @@ class PostgresMemories(Backend):
         self, owner: str, question: str, vector: Rows, limit: int, without_thread: int | None = None
     ) -> list[Remembered]:
         """The best memories for a masked query, as of `Candidates.ranked`."""
+        different = dict.fromkeys(query_terms(question))
         values = {
             "owner": owner,
-            "terms": [_word(owner, hash_of(term)) for term in sorted(query_terms(question), key=len)[-_MOST_ASKED:]],
+            "terms": [_word(owner, hash_of(term)) for term in sorted(different, key=len)[-_MOST_ASKED:]],
             "most": max(_CANDIDATES, limit),
             "embedder": made_by(self._embedder),
             "vector": _halfvec(vector.tobytes()) if vector.size else None,

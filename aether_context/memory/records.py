@@ -20,6 +20,7 @@ from aether_context.errors import EmbeddingError
 from aether_context.pack import UNTIL
 from aether_context.plans.spellings import is_preference
 from aether_context.retrieval import terms
+from aether_context.retrieval.corrections import replaces
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.tokens.counters import sound
@@ -29,6 +30,8 @@ logger = logging.getLogger("aether_context")
 StoredRecords: TypeAlias = Mapping[tuple[int, int], str | None]
 """Records by the hashes of name and session; None of deleted ones."""
 
+CORRECTED = "corrected_at"
+"""In a memory's metadata: when it was corrected by name, ISO 8601."""
 _LONGEST_PREFERENCE = 2_000
 _MOST_CORRECTED, _LEAST_CORRECTED = 5, 0.4
 """So many of the best hits bring what was said later against them, if they have this share of the best score."""
@@ -58,11 +61,13 @@ class Memory:
     @property
     def time(self) -> float | None:
         """Seconds since 1970, in UTC where the timestamp names no zone; None where it is none."""
-        try:
-            moment = datetime.fromisoformat(self.timestamp or "")
-            return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-        except (ValueError, OverflowError):
-            return None
+        return _seconds(self.timestamp)
+
+    @property
+    def until(self) -> Mapping[str, float]:
+        """Until when it held, as a score of its candidate, where it was corrected by name."""
+        time = _seconds(self.metadata.get(CORRECTED))
+        return {} if time is None else {UNTIL: time}
 
     @property
     def record(self) -> str:
@@ -81,6 +86,14 @@ class Memory:
         """It as it is ranked."""
         name = f"{len(self.session)}:{self.session}{self.name}"
         return Entry(id=name, text=self.text, time=self.time, speaker=self.author, thread=self.session or None)
+
+
+def _seconds(timestamp: object) -> float | None:
+    try:
+        moment = datetime.fromisoformat(str(timestamp or ""))
+        return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
+    except (ValueError, OverflowError):
+        return None
 
 
 _FIELDS = tuple(field.name for field in fields(Memory))
@@ -177,8 +190,9 @@ class Candidates:
         base, scores = self._pool.score(plain, vector, lambda places: [entry.text for entry in entries(places)])
         hits = self._pool.ranked(question, limit, entries, base, scores, is_named, without_thread=without_thread)
         hits = [hit for hit in hits if cached[numbers_by_id[hit.id]][0].text]
+        pairs = [(cached[numbers_by_id[hit.id]][0], hit) for hit in hits]
         result = [
-            Remembered(memory=cached[numbers_by_id[hit.id]][0], score=hit.score, scores=hit.scores) for hit in hits
+            Remembered(memory=memory, score=hit.score, scores={**hit.scores, **memory.until}) for memory, hit in pairs
         ]
         if not (terms.is_latin(question) and vector.size):
             return result
@@ -201,9 +215,10 @@ class Candidates:
             corrected = memory_at(position)
             at = next(at for at, hit in enumerate(result) if hit.memory == corrected)
             older = result[at]
-            for later, time in corrections:
+            for later, time, is_same in corrections:
                 memory = memory_at(later)
-                if memory.author != older.memory.author or not terms.corrects(memory.text, older.memory.text):
+                texts = memory.text, corrected.text
+                if memory.author != corrected.author or not ((is_same and terms.corrects(*texts)) or replaces(*texts)):
                     continue
                 result[at] = replace(older, scores={**older.scores, UNTIL: time})
                 present = next((hit for hit in result if hit.memory == memory), None)

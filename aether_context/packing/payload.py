@@ -250,8 +250,8 @@ def _moment(memory: Candidate) -> tuple[float, tuple[int, int]]:
 def memory_line(candidate: Candidate) -> str:
     """A memory as a bullet that begins with its date and its speaker, or what it is; a standing wish with its mark."""
     date = day(candidate.time) if candidate.time is not None else ""
-    if date and UNTIL in candidate.scores:
-        date += f" until {day(candidate.scores[UNTIL])}"
+    if UNTIL in candidate.scores:
+        date = f"{date} until {day(candidate.scores[UNTIL])}".strip()
     if candidate.kind == "preference":
         return bullet(f"{STANDING_PREFERENCE} {candidate.text}{date and f' ({date})'}")
     label = candidate.source if candidate.source in ("note", "decision", "entity") else ""

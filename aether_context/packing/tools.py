@@ -16,7 +16,7 @@ from aether_context.plans.spellings import folded
 from aether_context.policy import ToolSettings
 
 _ASIDE = frozenset(["list_steps", "add_step", "claim_step", "release_step", "add_note", "record_decision"])
-_ASIDE |= {"record_entity", "remember", "remember_note", "cut_now"}
+_ASIDE |= {"record_entity", "remember", "remember_note", "correct_memory", "cut_now"}
 """Tools of this package that are declared beside a step's tools only where the step, or the policy, names them."""
 _LEAST_TOOLS, _MOST_SHARE = 10, 0.2
 """So many tools are declared at least; an agent with no more of them has all declared. Others have this share of the

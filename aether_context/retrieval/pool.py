@@ -32,16 +32,13 @@ Floats: TypeAlias = NDArray[np.float64]
 Places: TypeAlias = NDArray[np.int64]
 """Numbers of texts: 0, 1, … in the order in which they were added."""
 
-K1, B = 1.5, 0.75
+K1, B, K3 = 2.5, 0.75, 8.0
 _FULL_WORDS = 8
 _TERM = np.dtype("<u4")
 _MARKS = 2 * _TERM.itemsize
 _SEMANTIC_WEIGHT, _MODEL_WEIGHT = 0.4, 0.6
 """The share of meaning in the sum, by the packaged table of words and by a model that reads sentences; words have the
 rest. Anything from 0.3 to 0.5, and from 0.5 to 0.7, finds as much."""
-_DOCUMENTS_WEIGHT, _LONGEST_SENTENCES = 0.3, 100
-"""The share of meaning by the packaged table in documents: texts of no talk, of more terms than this on the average.
-One vector tells little of so many words; and in such texts a word's neighbour in meaning stands by chance."""
 _WORDS_WEIGHT, _COMPARED = 0.5, 128
 """The share of the words one by one in the score of the texts that answer best without them, and how many these are."""
 _NEIGHBOURS = (0.4, 0.2, 0.1)
@@ -55,8 +52,10 @@ _PAUSE_SECONDS = 6 * 3_600.0
 _NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
 """Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
 those that end in a question."""
+_OTHER_NUMBER = 0.5
+"""A factor for texts without a noun and its number that the query names, like clause 29, beside texts with them."""
 _SMALL_POOL = 10
-_LONGEST_STATEMENT, _MOST_CORRECTIONS = 24, 2
+_LONGEST_STATEMENT, _MOST_CORRECTIONS = 24, 8
 _NEAR_STATEMENT, _SAME_STATEMENT = 0.3, 0.5
 """Terms of a statement that another one may correct, and how many may; the cosine of two in which a speaker tells of
 themselves, and of any other two."""
@@ -223,18 +222,20 @@ class Pool:
         semantic = np.maximum(0.0, cosine - median * len(self) / (len(self) + _SMALL_POOL))
         # The more of the words are identifiers, the less meaning tells.
         named = min(1.0, len(terms.identifiers(query)) / max(1, len(query.split())))
-        is_document = (self._threads < 0).all() and len(self._terms) > _LONGEST_SENTENCES * len(self)
-        share = _DOCUMENTS_WEIGHT if is_document and not self._is_model else self._weight
-        weight = share * (1.0 - named) if query_vector.size else 0.0
+        weight = self._weight * (1.0 - named) if query_vector.size else 0.0
         base = (1 - weight) * lexical + weight * semantic
         scores = {"bm25": matched, "cosine": cosine, "lexical": lexical, "semantic": semantic}
-        if query_vector.size and is_latin and not is_document:
+        if query_vector.size and is_latin:
             places = best(base, _COMPARED)
             places = places[np.argsort(-base[places], kind="stable")[:_COMPARED]]
             if (words := word_by_word(query, texts_at(places))).any():
                 weight, scores["words"] = _WORDS_WEIGHT * (1.0 - named), np.zeros(len(self))
                 scores["words"][places] = words
                 base = (1 - weight) * base + weight * scores["words"]
+        if pattern := terms.numbered(query):
+            places = best(base, _COMPARED)
+            others = [pattern.search(text) is None for text in texts_at(places)]
+            base[places[others]] *= _OTHER_NUMBER if not all(others) else 1.0
         return base, scores
 
     def _cosines(self, query: Rows) -> Floats:
@@ -305,22 +306,26 @@ class Pool:
             for rank, row in zip(order, zip(*rounded, strict=True), strict=True)
         ]
 
-    def corrections(self, places: Places) -> list[list[tuple[int, float]]]:
-        """Finds for each place later statements of its speaker that tell of a change and are near to it in meaning.
+    def corrections(self, places: Places) -> list[list[tuple[int, float, bool]]]:
+        """Finds for each place later statements of its speaker that are near to it in meaning.
 
-        Returns their places, the nearest first, and when they were said; none where vectors do not tell.
+        Returns their places, the nearest first, when they were said, and whether they tell of a change and are so near
+        that they are about the same; none where vectors do not tell.
         """
-        short = self._lengths <= _LONGEST_STATEMENT
-        later = np.flatnonzero(short & (self._norms > 0) & self._changes[:, 0]) if len(places) else places
+        short, speakers = self._lengths <= _LONGEST_STATEMENT, self._marks[:, 0]
+        is_later = self._times > np.fmin.reduce(self._times[places], initial=np.inf)
+        later = np.flatnonzero(short & (self._norms > 0) & is_later & np.isin(speakers, speakers[places]))
         cosines = products(self.vectors[later], self.vectors[places]) / self._norms[later]
         cosines /= np.maximum(1.0, self._norms[places])[:, None]
-        result = list[list[tuple[int, float]]]()
+        result = list[list[tuple[int, float, bool]]]()
         for at, near in zip(places.tolist(), cosines, strict=True):
-            is_later = (self._marks[later, 0] == self._marks[at, 0]) & (self._times[later] > self._times[at])
-            best_first = np.argsort(-np.where(is_later & short[at], near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
-            threshold = np.where(self._changes[later, 1] & self._changes[at, 1], _NEAR_STATEMENT, _SAME_STATEMENT)
-            nearest = best_first[((near >= threshold) & is_later & short[at])[best_first]]
-            result.append(list(zip(later[nearest].tolist(), self._times[later[nearest]].tolist(), strict=True)))
+            is_later = (speakers[later] == speakers[at]) & (self._times[later] > self._times[at]) & short[at]
+            best_first = np.argsort(-np.where(is_later, near, 0.0), kind="stable")[:_MOST_CORRECTIONS]
+            nearest = best_first[((near >= _NEAR_STATEMENT) & is_later)[best_first]]
+            both_tell = self._changes[later, 1] & self._changes[at, 1]
+            is_same = self._changes[later, 0] & (near >= np.where(both_tell, _NEAR_STATEMENT, _SAME_STATEMENT))
+            times = self._times[later[nearest]]
+            result.append(list(zip(later[nearest].tolist(), times.tolist(), is_same[nearest].tolist(), strict=True)))
         return result
 
     def _beside_neighbours(self, base: Floats) -> Floats:
@@ -367,34 +372,34 @@ def joined_hashes(hashes: Sequence[bytes]) -> tuple[NDArray[np.uint32], NDArray[
 
 
 def bm25(query: Sequence[str], term_hashes: NDArray[np.uint32], lengths: NDArray[np.int32]) -> tuple[Floats, float]:
-    """BM25 of texts for the terms of a query, each once; and what any text can reach.
+    """BM25 of texts for the terms of a query; and what any text can reach.
 
     Scores are those of ``BM25Plus`` of rank-bm25 with ``delta=0``; the weight of a term is ``log((N + 1) / n)``, which
-    stays positive in small pools. A text reaches most that says the eight rarest of the terms over and over. Of 200,000
-    terms about five share a hash with another.
+    stays positive in small pools. What a query says again counts more, as of Okapi at TREC-3 (Robertson and others,
+    1994): the words that a long question repeats tell what it is about. A text reaches most that says the eight
+    weightiest of the terms over and over. Of 200,000 terms about five share a hash with another.
 
     Args:
         term_hashes: as of `joined_hashes`; so are ``lengths``.
     """
     words = int(lengths.sum(dtype=np.int64))
-    keys = np.array([*dict.fromkeys(terms.hashes_of(sorted(query)).tolist())], dtype=_TERM)
+    keys, repeats = np.unique(terms.hashes_of(query), return_counts=True)
     if not words or not len(keys):
         return np.zeros(len(lengths)), 0.0
     norms = K1 * (1 - B) + (K1 * B * len(lengths) / words) * lengths
     places = np.flatnonzero(_among(term_hashes, keys))
-    order = np.argsort(keys)
     # The query's term at each place, or the next one by its hash where another stands there.
-    terms_at = order[np.minimum(np.searchsorted(keys[order], term_hashes[places]), len(keys) - 1)]
+    terms_at = np.minimum(np.searchsorted(keys, term_hashes[places]), len(keys) - 1)
     is_term = keys[terms_at] == term_hashes[places]
     texts = np.searchsorted(np.cumsum(lengths), places[is_term], side="right")
     pairs, counts = np.unique(terms_at[is_term] * len(lengths) + texts, return_counts=True)
     term, holders = np.divmod(pairs, len(lengths))
-    frequencies = np.bincount(term, minlength=len(keys)).tolist()
-    weights = [math.log((len(lengths) + 1) / max(1, texts_with)) for texts_with in frequencies]
-    worth = np.array(weights)[term] * (K1 + 1) * counts / (norms[holders] + counts)
+    frequencies = np.maximum(1, np.bincount(term, minlength=len(keys)))
+    weights = np.log((len(lengths) + 1) / frequencies) * (K3 + 1) * repeats / (K3 + repeats)
+    worth = weights[term] * (K1 + 1) * counts / (norms[holders] + counts)
     scores = np.zeros(len(lengths))
     np.add.at(scores, holders, worth)
-    return scores, (K1 + 1) * sum(sorted(weights, reverse=True)[:_FULL_WORDS])
+    return scores, (K1 + 1) * float(np.sort(weights)[-_FULL_WORDS:].sum())
 
 
 def _with_any(hashes: NDArray[np.uint32], lengths: NDArray[np.int32], keys: NDArray[np.uint32]) -> NDArray[np.bool_]:

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 # Snowball stemmer, Latin ones by the English one. What is written as one name (``snake_case``, ``camelCase``, a path,
 # a UUID, an address) is a term as a whole and by its parts. Scripts that put no spaces between words (Chinese,
 # Japanese, Korean syllables, Thai, Lao, Khmer, Burmese) give every pair of neighbouring characters. An ideograph or a
-# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar.
+# Korean syllable is often a word of its own, and gives itself, too, unless it is one of grammar; and twice more between
+# blanks or other scripts, where it is no part of a longer word.
 
 STOP_WORDS = frozenset(
     re.findall(
@@ -53,6 +54,7 @@ _ASCII_NAME = re.compile(r"\w+(?:[./\\:@#~-]+\w+)*", re.ASCII)
 """What is a name of `_SPAN` in a text that is all ASCII, which has nothing else, and is read twice as fast by this."""
 _WORD = re.compile(rf"(?:(?!_)[\w{_SIGNS}])+")
 _PART = re.compile(rf"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+|(?:(?![\dA-Za-z_])[\w{_SIGNS}])+")
+_ALONE = re.compile("(?<![\u3400-\U0003ffff])[\u3400-\U0003ffff](?=[은는을를]?(?![\u3400-\U0003ffff]))")
 _TELLING = re.compile(r"[\d_/\\@#]|[a-z][A-Z]|\w\.\w")
 _HEX = re.compile(r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}")
 _LANGUAGES = (
@@ -83,6 +85,7 @@ def terms(text: str) -> list[str]:
         else:
             result += [first + second for first, second in pairwise(run)]
             result += [run] if len(run) == 1 else [character for character in run if _is_word(character)]
+            result += 2 * list(filter(_is_word, _ALONE.findall(run)))
     return result
 
 
@@ -165,9 +168,26 @@ def without_names(query: str, speakers: Container[bytes]) -> tuple[str, list[byt
 
 
 def query_terms(text: str) -> list[str]:
-    """The different terms of a query, sorted, without stop words unless there are no others."""
-    result = set(terms(text))
-    return sorted({term for term in result - STOP_TERMS - _QUESTION_WORDS if not _PARTICLES.issuperset(term)} or result)
+    """The terms of a query, sorted, as often as they are said, without stop words unless there are no others."""
+    every = sorted(terms(text))
+    return [term for term in every if term not in GRAMMAR and not _PARTICLES.issuperset(term)] or every
+
+
+_NUMBERED = re.compile(r"\b([^\W\d_]{3,})[ #]{1,2}(\d{1,5})\b(?![.,:/-]?\d|\s*[%$€£])(?:\s+(\w+))?")
+
+
+def numbered(query: str) -> re.Pattern[str] | None:
+    """A pattern of the nouns that a query numbers, as in "clause 29", with their numbers; None of a query without any.
+
+    The number of a unit ("29 days"), a year and the day of a month are none.
+    """
+    pairs = [
+        rf"\b{noun}\W{{1,2}}{number}\b"
+        for noun, number, following in _NUMBERED.findall(query.casefold())
+        if noun not in STOP_WORDS and not noun.startswith(_MONTHS_SHORT) and not re.fullmatch(r"(?:19|20)\d\d", number)
+        if not following or following in STOP_WORDS
+    ]
+    return re.compile("|".join(pairs), re.IGNORECASE) if pairs else None
 
 
 def is_latin(text: str) -> bool:
@@ -230,6 +250,8 @@ _QUESTION_WORDS = frozenset(
     )
 )
 """Words, and pairs of characters, that ask or are grammar in other languages and mean nothing in English."""
+GRAMMAR = STOP_TERMS | _QUESTION_WORDS
+"""Terms that say too little to search by, of all languages."""
 
 
 # The times that a question names, as spans to hold against the times of what is remembered.
@@ -247,6 +269,7 @@ _MONTHS = (
     "january", "february", "march", "april", "may", "june", "july", "august", "september", "october", "november",
     "december",
 )  # fmt: skip
+_MONTHS_SHORT = tuple(month[:3] for month in _MONTHS)
 _SEASONS = {"spring": 3, "summer": 6, "autumn": 9, "fall": 9, "winter": 12}
 _NUMBERS = {"a": 1, "an": 1, "one": 1, "two": 2, "three": 3, "four": 4, "five": 5, "six": 6, "seven": 7, "few": 3}
 _UNIT_DAYS = {"day": 1, "week": 7, "month": 30, "year": 365}

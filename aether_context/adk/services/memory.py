@@ -133,23 +133,15 @@ class HybridMemoryService(BaseMemoryService):
 
         One without an id is known by its content, so that writing it twice leaves one; without text it is an error.
         """
-        from aether_context.memory import Memory
-
-        by_name = {}
-        for entry in memories:
-            text = text_of_parts(entry.content)
-            if not text:
-                raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
-            name = entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16)
-            by_name[name] = Memory(
-                name=name,
-                text=text,
-                role=entry.content.role or "user",
-                author=entry.author or None,
-                timestamp=entry.timestamp,
-                metadata=plain({**(custom_metadata or {}), **entry.custom_metadata}),
-            )
+        by_name = {
+            memory.name: memory for memory in (_memory_of_entry(entry, custom_metadata or {}) for entry in memories)
+        }
         await asyncio.to_thread(self.memories.add, app_name, user_id, list(by_name.values()), revive=True)
+
+    async def correct(self, *, app_name: str, user_id: str, old: str, memory: MemoryEntry) -> int:
+        """Writes a memory that takes the place of those in which the user's old words stand: they are found with the
+        time until which they held. Returns how many these are; without any nothing is written."""
+        return await asyncio.to_thread(self.memories.correct, app_name, user_id, old, _memory_of_entry(memory, {}))
 
     @override
     async def search_memory(
@@ -266,6 +258,21 @@ def _memory_of(event: Event, session: str, metadata: Mapping[str, JSON]) -> Memo
         author=event.author or None,
         timestamp=timestamp,
         metadata=metadata,
+    )
+
+
+def _memory_of_entry(entry: MemoryEntry, metadata: Mapping[str, object]) -> Memory:
+    from aether_context.memory import Memory
+
+    if not (text := text_of_parts(entry.content)):
+        raise SearchIndexError(f"memory {entry.id or ''!r} has no text: give its content a part with one")
+    return Memory(
+        name=entry.id or "told-" + short(hash_json([text, entry.author, entry.timestamp]), 16),
+        text=text,
+        role=entry.content.role or "user",
+        author=entry.author or None,
+        timestamp=entry.timestamp,
+        metadata=plain({**metadata, **entry.custom_metadata}),
     )
 
 
