@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +15,14 @@ from aether_context.text.json_lines import LinePiece
 from aether_context.text.shorten import View, beginning
 
 if TYPE_CHECKING:
-    from aether_context.retrieval import HybridIndex
+    from aether_context.retrieval import Entry, HybridIndex
 
 _AROUND = 2
 _MOST_HITS = 200
-_PASSAGE_LINES, _PASSAGE_CHARACTERS = 12, 800
+_FIRST, _WORDS_OF_A_NAME = 4, 2
+_PASSAGE_LINES, _PASSAGE_CHARACTERS = 6, 400
 _MOST_PASSAGES = 1_000
-_RANKED = 6
+_RANKED = 40
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
@@ -70,24 +72,26 @@ class Searcher:
         self._redact = redact
         self._embedder = embedder
 
-    def search(self, query: str, *, max_tokens: int, counter: Counts) -> Findings:
+    def search(self, query: str, *, max_tokens: int, counter: Counts, sent_text: str = "") -> Findings:
         """Passages that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
-        most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance
-        follow.
+        most of them; a few lines around each are shown. Passages by relevance follow, then more such lines. A name that
+        stands somewhere, of two words at most, is looked for as it is alone.
+
+        Args:
+            sent_text: what the model has before it; passages of it come last.
         """
         matching, how = self._matching(query)
         # Of many lines the first and the last ones come before those between.
-        order = dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])
+        order = [*dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])]
         places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]
-        index = self._index if how != "literal" else None
-        if index is not None:
-            places += [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
+        if how != "literal" or len(query.split()) > _WORDS_OF_A_NAME:
+            places[_FIRST:_FIRST] = self._ranked(query)
         passages: list[Passage] = []
         shown_lines: set[int] = set()
         room = max_tokens
-        for begin, end in places:
+        for begin, end in sorted(places, key=lambda place: self._is_in(sent_text, *place)):
             numbers = [at for at in range(begin, end) if at not in shown_lines]
             if not numbers or room < _LEAST_PASSAGE:
                 continue
@@ -96,6 +100,10 @@ class Searcher:
             shown_lines.update(range(passage.start, passage.stop))
             passages.append(passage)
         return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
+
+    def _is_in(self, sent_text: str, begin: int, end: int) -> bool:
+        """Tells whether all lines of a passage stand in a text."""
+        return bool(sent_text) and all(line.strip().removesuffix(",") in sent_text for line in self.view.lines[begin:end])
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""
@@ -128,6 +136,27 @@ class Searcher:
             following, below = joined[:reach], contained
         return counts[::-1]
 
+    def _ranked(self, query: str) -> list[tuple[int, int]]:
+        """Passages by words and meaning, the best first."""
+        from aether_context.retrieval import HybridIndex
+
+        passages, index = self._passages, self._index
+        if index is None:
+            # Of very many those are compared that hold the rarest of the query's words.
+            counts = [*map(self._holding, {word.casefold().rstrip(".:") for word in _WORD.findall(query)})]
+            worth = Counter[int]()
+            for holders in counts:
+                for at in holders:
+                    worth[at] += 1 / len(holders)
+            best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_PASSAGES]
+            index = HybridIndex(map(self._entry, best), self._embedder, redact=self._redact)
+        return [passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
+
+    def _entry(self, at: int) -> Entry:
+        from aether_context.retrieval import Entry
+
+        return Entry(id=str(at), text="\n".join(map(self.view.line, range(*self._passages[at]))))
+
     @cached_property
     def _passages(self) -> list[tuple[int, int]]:
         passages: list[tuple[int, int]] = []
@@ -140,12 +169,18 @@ class Searcher:
         return [*passages, (begin, len(self.view.lines))]
 
     @cached_property
+    def _texts(self) -> list[str]:
+        """The passages, lower case."""
+        return ["\n".join(self.view.lines[begin:end]).casefold() for begin, end in self._passages]
+
+    def _holding(self, word: str) -> list[int]:
+        return [at for at, text in enumerate(self._texts) if word in text]
+
+    @cached_property
     def _index(self) -> HybridIndex | None:
         """The passages by words and meaning; None for an output of too many of them."""
-        from aether_context.retrieval import Entry, HybridIndex
+        from aether_context.retrieval import HybridIndex
 
         if len(self._passages) > _MOST_PASSAGES:
             return None
-        texts = ("\n".join(map(self.view.line, range(*passage))) for passage in self._passages)
-        entries = (Entry(id=str(at), text=text) for at, text in enumerate(texts))
-        return HybridIndex(entries, self._embedder, redact=self._redact)
+        return HybridIndex(map(self._entry, range(len(self._passages))), self._embedder, redact=self._redact)

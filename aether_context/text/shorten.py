@@ -15,6 +15,7 @@ from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import CLOSING, Line, compact_json, outlined, rendered, span, tabled, text_lines
+from aether_context.text.unlike import odd_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
@@ -59,6 +60,7 @@ _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
 _NAMES_SHARE = 0.35
+_MOST_ODD = 60
 
 
 class Excerpt(NamedTuple):
@@ -115,7 +117,8 @@ def shorten(
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
     holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
-    numbers = sorted({*numbers, *chain.from_iterable(holding)}) if pinned else numbers
+    odd = list(islice(chain.from_iterable(odd_lines(lines)), _MOST_ODD))
+    numbers = sorted({*numbers, *odd, *chain.from_iterable(holding)})
     texts = [printable(lines[number]) for number in numbers]
     per_character = tokens_per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
@@ -126,6 +129,7 @@ def shorten(
     pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
     rankings = [
         (0.2, pinned_places),
+        (0.25, [places_of[number] for number in odd]),
         (0.15, _errors(texts)),
         (0.3, _best_first(_relevance(texts, query))),
         (0.3, dense),
@@ -135,7 +139,7 @@ def shorten(
         parents = [view.outline[number].parent for number in numbers]
         ((parent, _),) = Counter(parents).most_common(1)
         records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
-        rankings[3:3] = [(0.0, [at]) for at in (records[0], records[-1])]
+        rankings[4:4] = [(0.0, [at]) for at in (records[0], records[-1])]
 
     def written(indices: set[int]) -> str:
         if view.outline:
