@@ -15,13 +15,13 @@ from itertools import chain
 
 _NO_WORD = {code: " " for code in range(128) if not chr(code).isalpha() and chr(code) != "\n"}
 """What stands between words: of the signs of ASCII all but letters. A check mark is a word."""
-_FEWEST_LINES = 8
+_FEWEST_LINES, _MOST_ABOVE = 8, 60
 _TIMES_USUAL, _LEAST = 1.8, 0.2
 """How many times as rare as those of the median line the words of an odd one are on the average, and the least of it.
 In prose and code the words of most lines are rare."""
 _LONGEST_BLOCK = 12
 _HEADING = re.compile(
-    r"""diff\ --git\ |\+\+\+\ \S|Index:\ \S|\#{1,6}\ \S|([=_-])\1{2,}\s?\S.*\w|\[[\w.:/ -]{1,80}\]$
+    r"""diff\ -|Index:\ \S|\#{1,6}\ \S|([=_-])\1{2,}\s\S.*\s\1{3,}\s*$|\[[\w.:/ -]{1,80}\]$
     |\s{0,8}(?:(?:export|default|public|private|protected|internal|static|async|abstract|final|pub(?:\(\w+\))?)\s+){0,4}
       (?:def|class|function|func|fn|impl|interface|struct|enum|trait|module|namespace|type)\s+[\w$(]
     |(?i:chapter|section|article|clause|part|§)\s{0,2}[\dIVX]|\d{1,3}(?:\.\d{1,3}){0,4}\.?\s+[A-Z]\w""",
@@ -61,3 +61,12 @@ def odd_lines(lines: Sequence[str]) -> list[list[int]]:
 def headings(lines: Sequence[str]) -> list[int]:
     """The lines that head parts of a text, in their order: of files in a diff, of definitions in code, of sections."""
     return [at for at, line in enumerate(lines) if _HEADING.match(line)]
+
+
+_RULE = re.compile(r"\s*[|+]?\s*:?-{2,}[-:|+=\s]*")
+
+
+def column_names(lines: Sequence[str]) -> list[int]:
+    """The lines that may name the columns of a table: the first one, and one above a rule, with that."""
+    rule = next((at for at in range(1, min(len(lines), _MOST_ABOVE)) if _RULE.fullmatch(lines[at])), 0)
+    return sorted({0, max(0, rule - 1), rule})
