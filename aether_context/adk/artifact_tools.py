@@ -20,7 +20,7 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import ESSENTIAL_MARK, session_key
+from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
 from aether_context.adk.past import CALL, entry_of, past_events, read_past
 from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
@@ -67,7 +67,7 @@ class Readers:
     Args:
         records: what sessions know of their evidence.
         room: gives the tokens that the text of one answer may have now, and a medium in it.
-        sent: gives all that the model has before it, with the words with which it asks.
+        sent: gives all that the model has before it.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -131,15 +131,19 @@ class Readers:
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
-        sent_text = self._mask(self._sent(context)) if self._mask else self._sent(context)
-        search = partial(searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text)
+        event = context.session.events[-1:]
+        asking = "\n".join(words_of(content) for content in (context.user_content, *(one.content for one in event)))
+        sent_text, asking = map(self._mask or str, (self._sent(context), asking))
+        search = partial(
+            searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text, asking=asking
+        )
         lines, total = await asyncio.to_thread(search), len(searcher.view.lines)
         if not lines.passages:
             return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
         return {
             "found": [
                 {"lines": _range(passage), "text": passage.text}
-                | ({"of": entry_of(searcher.view.lines, passage.start)} if uri == HISTORY else {})
+                | ({"of": entry} if uri == HISTORY and (entry := entry_of(searcher.view.lines, passage.start)) else {})
                 for passage in lines.passages
             ],
             "note": _NOTES[lines.how].format(matches=lines.matches, total=total),

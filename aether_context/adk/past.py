@@ -29,7 +29,7 @@ from aether_context.adk.session import live_events
 from aether_context.canonical import canonical_json, hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence.offload import stored_bytes
-from aether_context.evidence.record import READ, SEARCH, STORED
+from aether_context.evidence.record import HEAD, READ, SEARCH
 from aether_context.pack import pack_of_event
 from aether_context.redaction import Masker
 from aether_context.store.files import Files
@@ -39,9 +39,6 @@ logger = logging.getLogger("aether_context")
 
 CALL = re.compile(r"\W*(?:model )?calls?\s*(?:no\.?|number|#)?\s*(\d{1,9})\W*", re.IGNORECASE)
 """A query that asks for a call by its number."""
-_HEAD, _HEAD_CHARACTERS, _SPEAKER_CHARACTERS = re.compile(r"call \d{1,9}, "), 200, 60
-"""The beginning of a line, which no further line of it has, and of its characters those that hold an address, and that
-say who spoke."""
 _SECONDS = 5.0
 """The time that a session service has to load all events, half of that of the tool."""
 
@@ -102,9 +99,9 @@ def read_past(
 
 
 def entry_of(lines: Sequence[str], at: int) -> str:
-    """The beginning of the line of the past that a line belongs to: when it was, who spoke, and the address."""
-    head = next((line for line in reversed(lines[: at + 1]) if _HEAD.match(line)), "")
-    return head[: address.end() if (address := STORED.search(head[:_HEAD_CHARACTERS])) else _SPEAKER_CHARACTERS]
+    """The head of the entry of the past that a line goes on with; empty for the line that begins it."""
+    heads = (match[0].rstrip(": ") for line in reversed(lines[: at + 1]) if (match := HEAD.match(line)))
+    return "" if HEAD.match(lines[at]) else next(heads, "")
 
 
 def _loads_all(context: ToolContext) -> bool:

@@ -18,7 +18,7 @@ from google.adk.tools.tool_context import ToolContext
 from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import agent_key_of, words_of
+from aether_context.adk.call import agent_key_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
@@ -112,13 +112,11 @@ class PackerParts:
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
 
-
     def _sent(self, context: ToolContext) -> str:
         last = self.states.of(agent_key_of(context)).last
         parts = [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
         texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
-        asking = [words_of(event.content) for event in context.session.events[-1:]]
-        return "\n".join((*(part.text for part in parts), *texts, *asking))
+        return "\n".join((*(part.text for part in parts), *texts))
 
 
 def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:

@@ -10,6 +10,7 @@ from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
+from aether_context.evidence.record import HEAD
 from aether_context.text import Counts
 from aether_context.text.json_lines import LinePiece
 from aether_context.text.shorten import View, beginning
@@ -19,7 +20,7 @@ if TYPE_CHECKING:
 
 _AROUND = 2
 _MOST_HITS = 200
-_FIRST, _WORDS_OF_A_NAME = 4, 2
+_FIRST, _WORDS_OF_A_NAME, _SHORT_LINE = 4, 2, 40
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 6, 400
 _MOST_PASSAGES = 1_000
 _RANKED = 40
@@ -72,7 +73,9 @@ class Searcher:
         self._redact = redact
         self._embedder = embedder
 
-    def search(self, query: str, *, max_tokens: int, counter: Counts, sent_text: str = "") -> Findings:
+    def search(
+        self, query: str, *, max_tokens: int, counter: Counts, sent_text: str = "", asking: str = ""
+    ) -> Findings:
         """Passages that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
@@ -80,18 +83,21 @@ class Searcher:
         stands somewhere, of two words at most, is looked for as it is alone.
 
         Args:
-            sent_text: what the model has before it; passages of it come last.
+            sent_text: what the model has before it; passages by relevance that stand in it come last.
+            asking: the words with which the search is made, which are no answer to it.
         """
         matching, how = self._matching(query)
+        matching = [at for at in matching if not self._stands_in(asking, at)]
         # Of many lines the first and the last ones come before those between.
         order = [*dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])]
         places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]
-        if how != "literal" or len(query.split()) > _WORDS_OF_A_NAME:
-            places[_FIRST:_FIRST] = self._ranked(query)
+        if not matching or how != "literal" or len(query.split()) > _WORDS_OF_A_NAME:
+            ranked = [place for place in self._ranked(query) if not self._stand_in(asking, place)]
+            places[_FIRST:_FIRST] = sorted(ranked, key=lambda place: self._stand_in(sent_text, place))
         passages: list[Passage] = []
         shown_lines: set[int] = set()
         room = max_tokens
-        for begin, end in sorted(places, key=lambda place: self._is_in(sent_text, *place)):
+        for begin, end in places:
             numbers = [at for at in range(begin, end) if at not in shown_lines]
             if not numbers or room < _LEAST_PASSAGE:
                 continue
@@ -101,9 +107,14 @@ class Searcher:
             passages.append(passage)
         return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
 
-    def _is_in(self, sent_text: str, begin: int, end: int) -> bool:
+    def _stand_in(self, text: str, place: tuple[int, int]) -> bool:
         """Tells whether all lines of a passage stand in a text."""
-        return bool(sent_text) and all(line.strip().removesuffix(",") in sent_text for line in self.view.lines[begin:end])
+        return bool(text) and all(self._stands_in(text, at) for at in range(*place))
+
+    def _stands_in(self, text: str, at: int) -> bool:
+        """Tells whether a line stands in a text, a short one as a line of it."""
+        line = HEAD.sub("", self.view.lines[at].strip()).removesuffix(",") if text else "\n"
+        return line in text and (len(line) > _SHORT_LINE or f"\n{line}\n" in f"\n{text}\n")
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""

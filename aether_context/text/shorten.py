@@ -103,8 +103,9 @@ def shorten(
     """A text in lines of its own, within a budget; unchanged where it fits.
 
     Lines with the query's rare words, lines unlike the rest, lines with errors, those that head a part, and lines that
-    are dense with names and numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A text of much more than the budget is
-    searched but not read line by line. Where not one line fits, it is the beginning of the best.
+    are dense with names and numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A
+    text of much more than the budget is searched but not read line by line. Where not one line fits, it is the
+    beginning of the best.
 
     Args:
         text: a text, or its lines where these are known; then it is not asked whether all of it fits.
