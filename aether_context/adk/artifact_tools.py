@@ -21,7 +21,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
-from aether_context.adk.past import CALL, entry_of, past_events, read_past
+from aether_context.adk.past import CALL, head_of, past_events, read_past
 from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
@@ -67,7 +67,7 @@ class Readers:
     Args:
         records: what sessions know of their evidence.
         room: gives the tokens that the text of one answer may have now, and a medium in it.
-        sent: gives all that the model has before it.
+        request_text: gives all texts of the agent's last request.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -77,14 +77,14 @@ class Readers:
         store: PackStore,
         records: SessionRecords,
         room: Callable[[ToolContext], tuple[int, int]],
-        sent: Callable[[ToolContext], str],
+        request_text: Callable[[ToolContext], str],
         redact: tuple[str, ...],
         sees_own: Callable[[ToolContext], bool],
     ) -> None:
         self._sees_own = sees_own
         self._store = store
         self._records = records
-        self._room, self._sent = room, sent
+        self._room, self._request_text = room, request_text
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
@@ -131,9 +131,9 @@ class Readers:
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
-        event = context.session.events[-1:]
-        asking = "\n".join(words_of(content) for content in (context.user_content, *(one.content for one in event)))
-        sent_text, asking = map(self._mask or str, (self._sent(context), asking))
+        events = context.session.events[-1:]
+        asking = "\n".join(map(words_of, (context.user_content, *(event.content for event in events))))
+        sent_text, asking = map(self._mask or str, (self._request_text(context), asking))
         search = partial(
             searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text, asking=asking
         )
@@ -143,7 +143,7 @@ class Readers:
         return {
             "found": [
                 {"lines": _range(passage), "text": passage.text}
-                | ({"of": entry} if uri == HISTORY and (entry := entry_of(searcher.view.lines, passage.start)) else {})
+                | ({"of": head} if uri == HISTORY and (head := head_of(searcher.view.lines, passage.start)) else {})
                 for passage in lines.passages
             ],
             "note": _NOTES[lines.how].format(matches=lines.matches, total=total),

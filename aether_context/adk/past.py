@@ -98,7 +98,7 @@ def read_past(
     return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
 
 
-def entry_of(lines: Sequence[str], at: int) -> str:
+def head_of(lines: Sequence[str], at: int) -> str:
     """The head of the entry of the past that a line goes on with; empty for the line that begins it."""
     heads = (match[0].rstrip(": ") for line in reversed(lines[: at + 1]) if (match := HEAD.match(line)))
     return "" if HEAD.match(lines[at]) else next(heads, "")

@@ -102,7 +102,7 @@ class PackerParts:
             self.recall.check(of_agent.retrieval.embedder)
         self.offloader = Offloader(policy, self.recorder, records, failures)
         sees_own = partial(_sees_own, policy)
-        self.readers = Readers(store, records, self._room, self._sent, policy.redact, sees_own).tools
+        self.readers = Readers(store, records, self._room, self._request_text, policy.redact, sees_own).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
@@ -112,7 +112,7 @@ class PackerParts:
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
 
-    def _sent(self, context: ToolContext) -> str:
+    def _request_text(self, context: ToolContext) -> str:
         last = self.states.of(agent_key_of(context)).last
         parts = [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
         texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]

@@ -171,8 +171,8 @@ def shorten(
     shown_text, indices = fitting
     unshown = ""
     if names:
-        others = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
-        left_out = chain((name for at in head_places for name in mentioned[at][-1:]), others)
+        other_names = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
+        left_out = chain((name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     return Excerpt(
         text=shown_text,

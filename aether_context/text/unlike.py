@@ -16,7 +16,7 @@ from itertools import chain
 _NO_WORD = {code: " " for code in range(128) if not chr(code).isalpha() and chr(code) != "\n"}
 """What stands between words: of the signs of ASCII all but letters. A check mark is a word."""
 _FEWEST_LINES, _MOST_ABOVE = 8, 60
-_TIMES_USUAL, _LEAST = 1.8, 0.2
+_TIMES_USUAL, _LEAST_ODD = 1.8, 0.2
 """How many times as rare as those of the median line the words of an odd one are on the average, and the least of it.
 In prose and code the words of most lines are rare."""
 _LONGEST_BLOCK = 12
@@ -43,11 +43,11 @@ def odd_lines(lines: Sequence[str]) -> list[list[int]]:
     rarity = {word: max(0.0, 1 - math.log(count) / scale) for word, count in counts.items()}
     oddness = [sum(map(rarity.__getitem__, of_line)) / (len(of_line) + 1) for of_line in words]
     usual = sorted(score for score in oddness if score)[len(lines) // 2 :][:1] or [0.0]
-    least = max(_LEAST, _TIMES_USUAL * usual[0])
+    threshold = max(_LEAST_ODD, _TIMES_USUAL * usual[0])
     blocks: list[list[int]] = []
     shapes: set[tuple[str, ...]] = set()
     for at, score in enumerate(oddness):
-        if score < least or (shape := tuple(words[at])) in shapes:
+        if score < threshold or (shape := tuple(words[at])) in shapes:
             continue
         shapes.add(shape)
         last = blocks[-1][-1] if blocks and len(blocks[-1]) < _LONGEST_BLOCK else at
