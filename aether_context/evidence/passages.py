@@ -22,7 +22,7 @@ _AROUND = 2
 _MOST_HITS = 200
 _FIRST, _WORDS_OF_A_NAME, _SHORT_LINE = 4, 2, 40
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 6, 400
-_MOST_PASSAGES = 1_000
+_MOST_PASSAGES, _MOST_COMPARED = 1_000, 300
 _RANKED = 40
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
@@ -159,7 +159,7 @@ class Searcher:
             for holders in counts:
                 for at in holders:
                     worth[at] += 1 / len(holders)
-            best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_PASSAGES]
+            best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_COMPARED]
             index = HybridIndex(map(self._entry, best), self._embedder, redact=self._redact)
         return [passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
 

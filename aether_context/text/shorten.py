@@ -143,7 +143,7 @@ def shorten(
     rankings = [
         (0.2, pinned_places),
         (0.3, _best_first(_relevance(texts, query))),
-        (0.2, [places_of[number] for number in odd]),
+        (0.3, [places_of[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [places_of[number]]) for number in columns),
         (0.1, head_places),
