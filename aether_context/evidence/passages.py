@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
@@ -154,9 +154,9 @@ class Searcher:
         passages, index = self._passages, self._index
         if index is None:
             # Of very many those are compared that hold the rarest of the query's words.
-            counts = [*map(self._holding, {word.casefold().rstrip(".:") for word in _WORD.findall(query)})]
-            worth = Counter[int]()
-            for holders in counts:
+            worth = defaultdict[int, float](float)
+            for word in sorted({word.casefold().rstrip(".:") for word in _WORD.findall(query)}):
+                holders = [at for at, text in enumerate(self._texts) if word in text]
                 for at in holders:
                     worth[at] += 1 / len(holders)
             best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_COMPARED]
@@ -183,9 +183,6 @@ class Searcher:
     def _texts(self) -> list[str]:
         """The passages, lower case."""
         return ["\n".join(self.view.lines[begin:end]).casefold() for begin, end in self._passages]
-
-    def _holding(self, word: str) -> list[int]:
-        return [at for at, text in enumerate(self._texts) if word in text]
 
     @cached_property
     def _index(self) -> HybridIndex | None:
