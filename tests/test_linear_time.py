@@ -46,7 +46,7 @@ from aether_context.retrieval.embedders import word_by_word
 from aether_context.state import PlannedCall, read_state
 from aether_context.store import artifacts
 from aether_context.store.files import segment
-from aether_context.text import decoding, entities, shorten
+from aether_context.text import decoding, entities, shorten, unlike
 from aether_context.tokens import counter_for
 from aether_context.tokens.framing import framing_of, written_call, written_declaration, written_response
 
@@ -241,6 +241,9 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     ),
     "sampled": lambda text: shorten.sampled(shorten.lines_view(text).lines, shorten.query_words(text[:2_000])),
     "query_words": shorten.query_words,
+    "odd lines": lambda text: unlike.odd_lines(text.split("\n")),
+    "headings": lambda text: unlike.headings(text.split("\n")),
+    "column names": lambda text: unlike.column_names(text.split("\n")),
     "offload": lambda text: offload(
         {"result": text}, "t", OffloadSettings(tools={"t": "always"}), counter=COUNTER, query="x"
     ),
