@@ -102,8 +102,8 @@ def shorten(
 ) -> Excerpt:
     """A text in lines of its own, within a budget; unchanged where it fits.
 
-    Lines with the query's rare words, lines unlike the rest, lines with errors, those that head a part, and lines that
-    are dense with names and numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A
+    Lines with the query's rare words, lines unlike the rest, lines with errors, and lines that are dense with names and
+    numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A
     text of much more than the budget is searched but not read line by line. Where not one line fits, it is the
     beginning of the best.
 
@@ -146,7 +146,6 @@ def shorten(
         (0.3, [places_of[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [places_of[number]]) for number in columns),
-        (0.1, head_places),
         (0.3, dense),
     ]
     records = _records(view.outline)
