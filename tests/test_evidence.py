@@ -68,6 +68,47 @@ def test_errors_stay_with_the_lines_that_belong_to_them():
     assert not shown.is_whole
 
 
+@pytest.mark.parametrize(
+    "odd",
+    [
+        "pod ledger-7 OOMKilled, restart 4",
+        "FEHLER Buchung 88 abgelehnt",
+        "--- FAIL: TestTransfer",
+        "错误 转账 88 被拒绝",
+    ],
+)
+def test_a_line_unlike_the_rest_is_shown_whatever_its_words(odd):
+    lines = log(3_000, 9).split("\n")
+    lines[1_800:1_800] = [odd]
+    assert odd in extract_of("\n".join(lines), "What happened?", 400).text
+
+
+def test_every_file_of_a_diff_is_named():
+    parts = [f"diff --git a/m{at}.py b/m{at}.py\n" + f"-old {at}\n+new {at}\n" * 90 for at in range(25)]
+    shown = extract_of("\n".join(parts), "", 800)
+    assert [at for at in range(25) if f"/m{at}.py" not in f"{shown.text}, {shown.names}"] == []
+
+
+def test_a_row_stands_with_the_names_of_its_columns_and_comes_before_names_of_others():
+    rows = [{"sku": f"{at:07d}", "price": at * 3 % 71, "name": f"can {at}", "big": 10**18 + at} for at in range(1_000)]
+    rows[613]["name"] = "toner XQ-77"
+    header, body = " | ".join(rows[0]), [" | ".join(map(str, row.values())) for row in rows]
+    for text in (json.dumps(rows), "\n".join(["Parts", "", header, "---|---|---|---", *body])):
+        shown = extract_of(text, "What does the toner XQ-77 cost?", 260).text
+        assert "XQ-77" in shown
+        assert "price" in shown
+
+
+def test_records_are_counted_rather_than_lines():
+    rows = [{"id": f"r-{at}", "tags": ["a", {"b": at}], "text": "words " * 20} for at in range(500)]
+    stored = offload({"rows": rows}, "list", OffloadSettings(), counter=COUNTER, query="r-77")
+    assert "has all 500 records in " in str(stored.response)
+    shown = stored.response["rows"]
+    assert isinstance(shown, list)
+    gaps = re.findall(r"(\d+) records …", " ".join(note for note in shown if isinstance(note, str)))
+    assert sum(map(int, gaps)) + sum(isinstance(row, dict) for row in shown) == 500
+
+
 def test_data_is_described_not_quoted():
     data = base64.b64encode(random.Random(1).randbytes(30_000)).decode()
     for text in (data, f"data:image/png;base64,{data}", "\0\ufffd" * 5_000):
@@ -110,7 +151,8 @@ def test_a_very_long_array_stays_json_too(indent, prefix):
     assert rows[-1] in kept
     assert kept.count(rows[2517]) == 1
     notes = [one for one in kept if isinstance(one, str)]
-    assert all(re.fullmatch(r"… lines? \d+(-\d+)? …", one) for one in notes)
+    gaps = [re.fullmatch(r"… lines (\d+)-(\d+): (\d+) records …", one) for one in notes]
+    assert sum(int(gap[3]) for gap in gaps) + len(kept) - len(notes) == 3_000
     assert COUNTER.count(shown.text) <= 400
 
 

@@ -70,6 +70,33 @@ def test_a_summary_names_the_past_and_words_a_call_and_a_date_find_it():
     assert "search_artifact" not in lines
 
 
+def list_lots() -> str:
+    """Lists the lots."""
+    return "\n".join(f"lot {at}: crate {at * 37 % 911} of figs, bay {at % 9}" for at in range(600))
+
+
+def test_a_search_with_the_users_question_finds_what_answers_it():
+    chat = Chat(script=[call("weigh", item="anchor"), "Done."], tools=[weigh], policy=small(4_000))
+    chat.say("Weigh the anchor.", *turns(30))
+    question = "How many grams did the anchor have?"
+    chat.llm.script[:] = [search(question), "Found."]
+    chat.say(question)
+    assert "822" in found(chat)
+    assert question not in found(chat)
+
+
+def test_a_hit_in_a_stored_result_names_its_address():
+    chat = Chat(script=[call("list_lots"), "Done."], tools=[list_lots], policy=small(8_000))
+    chat.say("List the lots.", *turns(30))
+    chat.llm.script[:] = [search("lot 412"), "Found."]
+    chat.say("Where is lot 412?")
+    address = re.search(r"list_lots gave (artifact://evidence/\w+\.\w+)", found(chat))
+    assert address is not None
+    chat.llm.script[:] = [call("search_artifact", uri=address[1], query="lot 412"), "Found."]
+    chat.say("And there?")
+    assert "lot 412: crate" in found(chat)
+
+
 def test_why_says_that_the_past_was_read_back():
     chat = long_session()
     chat.llm.script[:] = [search("ZX-99"), "Found."]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
 from uuid import uuid4
 from weakref import WeakValueDictionary
@@ -19,8 +20,8 @@ from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 
 from aether_context.adk.bounds import within
-from aether_context.adk.call import ESSENTIAL_MARK, session_key
-from aether_context.adk.past import CALL, past_events, read_past
+from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
+from aether_context.adk.past import CALL, head_of, past_events, read_past
 from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
@@ -66,6 +67,7 @@ class Readers:
     Args:
         records: what sessions know of their evidence.
         room: gives the tokens that the text of one answer may have now, and a medium in it.
+        request_text: gives all texts of the agent's last request.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -75,13 +77,14 @@ class Readers:
         store: PackStore,
         records: SessionRecords,
         room: Callable[[ToolContext], tuple[int, int]],
+        request_text: Callable[[ToolContext], str],
         redact: tuple[str, ...],
         sees_own: Callable[[ToolContext], bool],
     ) -> None:
         self._sees_own = sees_own
         self._store = store
         self._records = records
-        self._room = room
+        self._room, self._request_text = room, request_text
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
@@ -128,12 +131,21 @@ class Readers:
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
-        lines = await asyncio.to_thread(searcher.search, query[:500], max_tokens=room, counter=self._counter)
-        total = len(searcher.view.lines)
+        events = context.session.events[-1:]
+        asking = "\n".join(map(words_of, (context.user_content, *(event.content for event in events))))
+        sent_text, asking = map(self._mask or str, (self._request_text(context), asking))
+        search = partial(
+            searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text, asking=asking
+        )
+        lines, total = await asyncio.to_thread(search), len(searcher.view.lines)
         if not lines.passages:
             return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
         return {
-            "found": [{"lines": _range(passage), "text": passage.text} for passage in lines.passages],
+            "found": [
+                {"lines": _range(passage), "text": passage.text}
+                | ({"of": head} if uri == HISTORY and (head := head_of(searcher.view.lines, passage.start)) else {})
+                for passage in lines.passages
+            ],
             "note": _NOTES[lines.how].format(matches=lines.matches, total=total),
         }
 
@@ -159,7 +171,9 @@ class Readers:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
         elif uri == HISTORY:
             events, sees_own = await past_events(context), self._sees_own(context)
-            data = await asyncio.to_thread(read_past, context, events, self._store.files, self._mask, sees_own)
+            addresses = {record.digest: record.uri for record in self._records.of(context).by_digits.values()}
+            read = partial(read_past, context, events, self._store.files, self._mask, sees_own, addresses)
+            data = await asyncio.to_thread(read)
         elif uri.startswith(f"{SCHEME}messages/"):
             data = await asyncio.to_thread(self._message, uri, context)
         else:
@@ -241,7 +255,12 @@ def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
     readers = _live.get(name) or Readers(
-        store, SessionRecords(), lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM), redact, lambda context: True
+        store,
+        SessionRecords(),
+        lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM),
+        lambda context: "",
+        redact,
+        lambda context: True,
     )
     return next(reader for reader in readers.tools if reader.name == tool)
 

@@ -26,10 +26,10 @@ from aether_context.adk.request.gather import REWOUND, session_note, turns_begin
 from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events
-from aether_context.canonical import canonical_json
+from aether_context.canonical import canonical_json, hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence.offload import stored_bytes
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import HEAD, READ, SEARCH
 from aether_context.pack import pack_of_event
 from aether_context.redaction import Masker
 from aether_context.store.files import Files
@@ -70,13 +70,19 @@ async def past_events(context: ToolContext) -> Sequence[Event]:
 
 
 def read_past(
-    context: ToolContext, events: Sequence[Event], files: Files, mask: Masker | None, sees_own: bool
+    context: ToolContext,
+    events: Sequence[Event],
+    files: Files,
+    mask: Masker | None,
+    sees_own: bool,
+    addresses: Mapping[str, str],
 ) -> bytes:
     """The past of the agent and branch whose tool is running, masked as it is recorded.
 
     Args:
         events: those of `past_events`.
         sees_own: whether other agents' turns are left out.
+        addresses: those of stored results, by the hashes of what the store keeps.
     """
     agent, lines, last, reader = context.agent_name, list[str](), 0, Reader()
     for turn in (*_stored(context, events, files, reader), *_loaded(context, events)):
@@ -86,10 +92,16 @@ def read_past(
         number = max(turn.number, last + 1) if is_answer else last + 1
         last = number if is_answer else last
         moment = f"{datetime.fromtimestamp(turn.time, UTC):%Y-%m-%d %H:%M}" if turn.time is not None else "earlier"
-        for text in _texts(turn, reader):
+        for text in _texts(turn, reader, mask, addresses):
             lines.append(f"call {number}, {moment}, " + text.replace("\n", "\n  "))
     text = "\n".join(lines)
     return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
+
+
+def head_of(lines: Sequence[str], at: int) -> str:
+    """The head of the entry of the past that a line goes on with; empty for the line that begins it."""
+    heads = (match[0].rstrip(": ") for line in reversed(lines[: at + 1]) if (match := HEAD.match(line)))
+    return "" if HEAD.match(lines[at]) else next(heads, "")
 
 
 def _loads_all(context: ToolContext) -> bool:
@@ -133,7 +145,7 @@ def _speaker(content: types.Content, agent: str, reader: Reader) -> str:
     return agent if content.role == "model" else reader.content(content, "").agent or "user"
 
 
-def _texts(turn: _Turn, reader: Reader) -> Iterator[str]:
+def _texts(turn: _Turn, reader: Reader, mask: Masker | None, addresses: Mapping[str, str]) -> Iterator[str]:
     """The parts of a turn in words, but for thoughts, and for what was read back, which stands where it is from."""
     for part in turn.content.parts or ():
         if part.text and not part.thought:
@@ -145,5 +157,6 @@ def _texts(turn: _Turn, reader: Reader) -> Iterator[str]:
             yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
         elif (answer := part.function_response) is not None and answer.name not in (READ, SEARCH):
             response = as_json(answer.response or {})
-            text = stored_bytes(response).decode("utf-8", "surrogatepass") if response else "nothing"
-            yield f"{answer.name} gave {text}"
+            data = stored_bytes(mask.json(response) if mask else response) if response else b"nothing"
+            address = addresses.get(hash_bytes(data), "")
+            yield f"{answer.name} gave {address and f'{address}: '}{data.decode('utf-8', 'surrogatepass')}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import threading
@@ -30,6 +31,7 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
 from aether_context.adk.windows import Windows, room_to_read
+from aether_context.canonical import strings
 from aether_context.conversation import strategies_of
 from aether_context.errors import PolicyError
 from aether_context.policy import PackPolicy
@@ -99,7 +101,8 @@ class PackerParts:
             self.reviewer.check(of_agent.acceptance.critic)
             self.recall.check(of_agent.retrieval.embedder)
         self.offloader = Offloader(policy, self.recorder, records, failures)
-        self.readers = Readers(store, records, self._room, policy.redact, partial(_sees_own, policy)).tools
+        sees_own = partial(_sees_own, policy)
+        self.readers = Readers(store, records, self._room, self._request_text, policy.redact, sees_own).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
@@ -108,6 +111,12 @@ class PackerParts:
         last = self.states.of(agent_key_of(context)).last
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
+
+    def _request_text(self, context: ToolContext) -> str:
+        last = self.states.of(agent_key_of(context)).last
+        parts = [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
+        texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
+        return "\n".join((*(part.text for part in parts), *texts))
 
 
 def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:

@@ -105,7 +105,8 @@ def offload(
         new_response[free_key(new_response, "note")] = "the tool's output ends in the middle"
     if not excerpt.is_whole:
         size = size_words(len(data))
-        lines = f" has all {excerpt.total} lines ({size}): use {READ} or {SEARCH}"
+        records = f"{excerpt.records} records in " if excerpt.records else ""
+        lines = f" has all {records}{excerpt.total} lines ({size}): use {READ} or {SEARCH}"
         new_response[free_key(new_response, ARTIFACT_KEY)] = uri + (f" ({size})" if kind == "data" else lines)
         if excerpt.names:
             new_response[free_key(new_response, _NAMES_KEY)] = excerpt.names

@@ -3,24 +3,27 @@
 from __future__ import annotations
 
 import re
+from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, takewhile
 from typing import TYPE_CHECKING
 
+from aether_context.evidence.record import HEAD
 from aether_context.text import Counts
 from aether_context.text.json_lines import LinePiece
 from aether_context.text.shorten import View, beginning
 
 if TYPE_CHECKING:
-    from aether_context.retrieval import HybridIndex
+    from aether_context.retrieval import Entry, HybridIndex
 
 _AROUND = 2
 _MOST_HITS = 200
-_PASSAGE_LINES, _PASSAGE_CHARACTERS = 12, 800
-_MOST_PASSAGES = 1_000
-_RANKED = 6
+_FIRST, _WORDS_OF_A_NAME, _SHORT_LINE = 4, 2, 40
+_PASSAGE_LINES, _PASSAGE_CHARACTERS = 6, 400
+_MOST_PASSAGES, _MOST_COMPARED = 1_000, 300
+_RANKED = 40
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
@@ -70,20 +73,27 @@ class Searcher:
         self._redact = redact
         self._embedder = embedder
 
-    def search(self, query: str, *, max_tokens: int, counter: Counts) -> Findings:
+    def search(
+        self, query: str, *, max_tokens: int, counter: Counts, sent_text: str = "", asking: str = ""
+    ) -> Findings:
         """Passages that answer a query, as many as the budget takes.
 
         Lines with the query itself come first, upper and lower case alike, else those with all its words, else with
-        most of them; a few lines around each are shown. Where no line has the query itself, passages by relevance
-        follow.
+        most of them; a few lines around each are shown. Passages by relevance follow, then more such lines. A name that
+        stands somewhere, of two words at most, is looked for as it is alone.
+
+        Args:
+            sent_text: what the model has before it; passages by relevance that stand in it come last.
+            asking: the words with which the search is made, which are no answer to it.
         """
         matching, how = self._matching(query)
+        matching = [at for at in matching if not self._stands_in(asking, at)]
         # Of many lines the first and the last ones come before those between.
-        order = dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])
+        order = [*dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])]
         places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]
-        index = self._index if how != "literal" else None
-        if index is not None:
-            places += [self._passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
+        if not matching or how != "literal" or len(query.split()) > _WORDS_OF_A_NAME:
+            ranked = [place for place in self._ranked(query) if not self._stand_in(asking, place)]
+            places[_FIRST:_FIRST] = sorted(ranked, key=lambda place: self._stand_in(sent_text, place))
         passages: list[Passage] = []
         shown_lines: set[int] = set()
         room = max_tokens
@@ -96,6 +106,15 @@ class Searcher:
             shown_lines.update(range(passage.start, passage.stop))
             passages.append(passage)
         return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
+
+    def _stand_in(self, text: str, place: tuple[int, int]) -> bool:
+        """Tells whether all lines of a passage stand in a text."""
+        return bool(text) and all(self._stands_in(text, at) for at in range(*place))
+
+    def _stands_in(self, text: str, at: int) -> bool:
+        """Tells whether a line stands in a text, a short one as a line of it."""
+        line = HEAD.sub("", self.view.lines[at].strip()).removesuffix(",") if text else "\n"
+        return line in text and (len(line) > _SHORT_LINE or f"\n{line}\n" in f"\n{text}\n")
 
     def _matching(self, query: str) -> tuple[list[int], str]:
         """Lines with the query, or with the most of its words, and which of the two."""
@@ -128,6 +147,27 @@ class Searcher:
             following, below = joined[:reach], contained
         return counts[::-1]
 
+    def _ranked(self, query: str) -> list[tuple[int, int]]:
+        """Passages by words and meaning, the best first."""
+        from aether_context.retrieval import HybridIndex
+
+        passages, index = self._passages, self._index
+        if index is None:
+            # Of very many those are compared that hold the rarest of the query's words.
+            worth = defaultdict[int, float](float)
+            for word in sorted({word.casefold().rstrip(".:") for word in _WORD.findall(query)}):
+                holders = [at for at, text in enumerate(self._texts) if word in text]
+                for at in holders:
+                    worth[at] += 1 / len(holders)
+            best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_COMPARED]
+            index = HybridIndex(map(self._entry, best), self._embedder, redact=self._redact)
+        return [passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
+
+    def _entry(self, at: int) -> Entry:
+        from aether_context.retrieval import Entry
+
+        return Entry(id=str(at), text="\n".join(map(self.view.line, range(*self._passages[at]))))
+
     @cached_property
     def _passages(self) -> list[tuple[int, int]]:
         passages: list[tuple[int, int]] = []
@@ -140,12 +180,15 @@ class Searcher:
         return [*passages, (begin, len(self.view.lines))]
 
     @cached_property
+    def _texts(self) -> list[str]:
+        """The passages, lower case."""
+        return ["\n".join(self.view.lines[begin:end]).casefold() for begin, end in self._passages]
+
+    @cached_property
     def _index(self) -> HybridIndex | None:
         """The passages by words and meaning; None for an output of too many of them."""
-        from aether_context.retrieval import Entry, HybridIndex
+        from aether_context.retrieval import HybridIndex
 
         if len(self._passages) > _MOST_PASSAGES:
             return None
-        texts = ("\n".join(map(self.view.line, range(*passage))) for passage in self._passages)
-        entries = (Entry(id=str(at), text=text) for at, text in enumerate(texts))
-        return HybridIndex(entries, self._embedder, redact=self._redact)
+        return HybridIndex(map(self._entry, range(len(self._passages))), self._embedder, redact=self._redact)

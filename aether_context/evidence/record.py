@@ -24,6 +24,11 @@ _ARGUMENTS_CHARACTERS = 80
 _URI = re.compile(rf"{SCHEME}evidence/([0-9a-f]{{{_DIGITS}}})\.([a-z]{{2,4}})")
 STORED = re.compile(rf"{SCHEME}(?:evidence/[0-9a-f]{{16}}\.[a-z]{{2,4}}|messages/[0-9a-f]{{16}}\.txt)")
 """The addresses that this package gives."""
+HEAD = re.compile(
+    rf"call \d{{1,9}}, (?:earlier|[\d-]{{10}} [\d:]{{5}}), "
+    rf"(?:\S+ gave (?:{SCHEME}\S+ )?|\S+ called \S+ |[^:]{{1,80}}: )"
+)
+"""What an entry of a session's past begins with: when it was, who spoke, and the address of a stored result."""
 _Size: TypeAlias = Annotated[int, Field(ge=0, le=1_000_000_000_000)]
 
 

@@ -51,7 +51,7 @@ LONGEST, PIECE = 240, 200
 """Characters of the longest line of an output, and of a piece of a longer one."""
 _LONG_TEXT = 400
 _MOST_COLUMNS = 40
-LEAST_ROWS = 3
+LEAST_ROWS, _FEW_LINES = 3, 40
 CLOSING = ("}", "]")
 """The texts of lines that close what another one opens."""
 
@@ -121,6 +121,8 @@ def rendered(lines: Sequence[Line], chosen_lines: Iterable[int]) -> str:
         at = lines[at].parent if lines[at].text in CLOSING else at
         while at >= 0 and at not in kept_lines:
             kept_lines.update((at, lines[at].end) if lines[at].end >= 0 else (at,))
+            if lines[at].key == "rows" and lines[columns := lines[at].parent + 1].key == "columns":
+                kept_lines.update(range(columns, max(columns, lines[columns].end) + 1))
             at = lines[at].parent
     out: list[str] = []
 
@@ -129,12 +131,19 @@ def rendered(lines: Sequence[Line], chosen_lines: Iterable[int]) -> str:
             out[-1] += ","
         out.append(text if key is None else f"{json.dumps(key, ensure_ascii=False)}:{text}")
 
-    following = 0
+    following, marked = 0, -1
     for at in (*sorted(kept_lines), len(lines)):
-        if at > following:
-            parent = lines[following].parent
-            named = parent >= 0 and lines[parent].text == "{"
-            write(f'"… {span(following, at)} …"', f"…{following + 1}" if named else None, False)
+        parent = lines[following].parent if following < len(lines) else -1
+        named = parent >= 0 and lines[parent].text == "{"
+        if named and 0 < at - following <= _FEW_LINES and lines[lines[parent].parent].text == "[" and parent >= 1:
+            # Of the fields of one record among many it is enough that there are more.
+            if parent != marked:
+                write('"…"', "…", False)
+            marked = parent
+        elif at > following:
+            size = 0 if named else sum(line.parent == parent for line in lines[following:at] if line.text[:1] in "[{")
+            records = f": {size} records" if size >= LEAST_ROWS else ""
+            write(f'"… {span(following, at)}{records} …"', f"…{following + 1}" if named else None, False)
         if at < len(lines):
             write(lines[at].text, lines[at].key, lines[at].text in CLOSING)
         following = at + 1

@@ -14,7 +14,17 @@ from typing import NamedTuple
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import CLOSING, Line, compact_json, outlined, rendered, span, tabled, text_lines
+from aether_context.text.json_lines import (
+    LEAST_ROWS,
+    Line,
+    compact_json,
+    outlined,
+    rendered,
+    span,
+    tabled,
+    text_lines,
+)
+from aether_context.text.unlike import column_names, headings, odd_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
@@ -59,13 +69,14 @@ _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
 _NAMES_SHARE = 0.35
+_MOST_ODD, _MOST_HEADS = 60, 200
 
 
 class Excerpt(NamedTuple):
     """The shown part of a text. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
 
     ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the text is JSON that was cut
-    off before it came here.
+    off before it came here; ``records`` are those of its longest list, 0 where it has none.
     """
 
     text: str
@@ -73,6 +84,7 @@ class Excerpt(NamedTuple):
     total: int
     names: str = ""
     ends_early: bool = False
+    records: int = 0
 
     @property
     def is_whole(self) -> bool:
@@ -90,9 +102,10 @@ def shorten(
 ) -> Excerpt:
     """A text in lines of its own, within a budget; unchanged where it fits.
 
-    Lines with errors, lines with the query's rare words, and lines that are dense with names and numbers take a share
-    of the budget each, the head and the tail the rest. JSON stays JSON. A text of much more than the budget is
-    searched but not read line by line. Where not one line fits, it is the beginning of the best.
+    Lines with the query's rare words, lines unlike the rest, lines with errors, and lines that are dense with names and
+    numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A
+    text of much more than the budget is searched but not read line by line. Where not one line fits, it is the
+    beginning of the best.
 
     Args:
         text: a text, or its lines where these are known; then it is not asked whether all of it fits.
@@ -115,7 +128,9 @@ def shorten(
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
     holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
-    numbers = sorted({*numbers, *chain.from_iterable(holding)}) if pinned else numbers
+    odd = list(islice(chain.from_iterable(odd_lines(lines)), _MOST_ODD))
+    columns, heads = ([], []) if view.outline else (column_names(lines), headings(lines)[:_MOST_HEADS])
+    numbers = sorted({*numbers, *odd, *columns, *heads, *chain.from_iterable(holding)})
     texts = [printable(lines[number]) for number in numbers]
     per_character = tokens_per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
@@ -124,18 +139,20 @@ def shorten(
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
     places_of = {number: at for at, number in enumerate(numbers)}
     pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
+    head_places = [places_of[number] for number in heads]
     rankings = [
         (0.2, pinned_places),
-        (0.15, _errors(texts)),
         (0.3, _best_first(_relevance(texts, query))),
+        (0.3, [places_of[number] for number in odd]),
+        (0.15, _errors(texts)),
+        *((0.0, [places_of[number]]) for number in columns),
         (0.3, dense),
     ]
-    if view.outline and len(numbers) < total:
+    records = _records(view.outline)
+    if records and len(numbers) < total:
         # The first and the last one of many records say what they hold.
-        parents = [view.outline[number].parent for number in numbers]
-        ((parent, _),) = Counter(parents).most_common(1)
-        records = [at for at in range(len(numbers)) if parents[at] == parent and texts[at] not in CLOSING]
-        rankings[3:3] = [(0.0, [at]) for at in (records[0], records[-1])]
+        shown_records = [places_of[number] for number in records if number in places_of]
+        rankings[4:4] = [(0.0, [at]) for at in (*shown_records[:1], *shown_records[-1:])]
 
     def written(indices: set[int]) -> str:
         if view.outline:
@@ -153,9 +170,17 @@ def shorten(
     shown_text, indices = fitting
     unshown = ""
     if names:
-        left_out = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
+        other_names = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
+        left_out = chain((name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
-    return Excerpt(text=shown_text, kept=len(indices), total=total, names=unshown, ends_early=view.ends_early)
+    return Excerpt(
+        text=shown_text,
+        kept=len(indices),
+        total=total,
+        names=unshown,
+        ends_early=view.ends_early,
+        records=len(records),
+    )
 
 
 def tokens_per_character(text: str, counter: Counts) -> float:
@@ -348,11 +373,22 @@ def _fitting(
     return None
 
 
+_FIRST_SHARE = 0.7
+
+
+def _records(outline: Sequence[Line]) -> list[int]:
+    """The lines that begin the records of the longest list of objects, or of rows, in JSON."""
+    begins = [at for at, line in enumerate(outline) if line.text[:1] in ("{", "[") and line.parent >= 0]
+    counts = Counter(outline[at].parent for at in begins if outline[outline[at].parent].text == "[")
+    ((parent, count),) = counts.most_common(1) or [(-1, 0)]
+    return [at for at in begins if outline[at].parent == parent] if count >= LEAST_ROWS else []
+
+
 def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]], budget: float) -> set[int]:
     """Chooses lines: for each ranking within its share of the budget, then head and tail, two to one, with the rest,
     and what these leave for the last ranking.
 
-    The first line of a ranking may take half of what is left, however small its share.
+    The first line of a ranking may take most of what is left, however small its share.
 
     Args:
         cost: tokens of each line.
@@ -377,7 +413,7 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
                 break
 
     for share, ranked in rankings:
-        take(ranked[:1], remaining / 2)
+        take(ranked[:1], remaining * _FIRST_SHARE)
         take(ranked, total * share)
     take(range(len(cost)), remaining * 2 / 3, skips=False)
     take(range(len(cost) - 1, -1, -1), remaining, skips=False)
