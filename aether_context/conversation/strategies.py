@@ -144,7 +144,9 @@ class CutStrategy:
             room_for_summary = most_kept - (room + result.over) - frame_tokens
             # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
             gives_way = ends_in_results and room_for_summary < most_summary // 2
-            summary_room = most_summary if gives_way else min(most_summary, room_for_summary)
+            # What stays may leave more than its share: a summary takes what is free.
+            free = min(target - (room + result.over) - frame_tokens, MOST_TOKENS)
+            summary_room = most_summary if gives_way else min(max(most_summary, free), room_for_summary)
             if most_summary:
                 summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
         # An epoch in which nothing was left out keeps no summary for the next call.

@@ -13,13 +13,14 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from aether_context.canonical import hash_json
+from aether_context.conversation.acts import acts_of, fitting, is_act
 from aether_context.conversation.extracts import mark_of
 from aether_context.conversation.orders import orders_text, split_orders, standing_orders
 from aether_context.conversation.todo import list_text, split_list
 from aether_context.pack import NOTHING, Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
-from aether_context.text.entities import HISTORY, calls_line, entity_table, is_entry
+from aether_context.text.entities import ADDRESS_SHARE, HISTORY, calls_line, entity_table, is_entry
 from aether_context.text.shorten import level, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
@@ -52,7 +53,7 @@ _ORDERS = 0.4
 _LIST_SHARE = 0.25
 """The most of a to-do list."""
 _HISTORY_LINE = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
-_ENTITIES = 0.7
+_LEDGER, _SHORT_RESULTS, _ENTITIES = 0.25, 0.2, 0.7
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
@@ -106,20 +107,33 @@ def recap(
     for_marks = min(counter.count(_SENT_MEDIA + ", ".join(marks)) + 2, max_tokens // 2) if marks else 0
     for_new = min(counter.count(_SENT_MEDIA + ", ".join(new_marks)) + 2, max_tokens // 2) if new_marks else 0
     bullets, kept_summary, room = split_bullets(earlier), "", int(_FIRST * (max_tokens - for_marks))
+    spare = max_tokens - for_marks - room
     if earlier and beside_earlier - for_new >= _LEAST_ADDED * max_tokens:
         bullets, kept_summary, room = [], earlier, min(beside_earlier - for_new, int(_MOST_ADDED * max_tokens))
+        spare = beside_earlier - for_new - room
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
-    texts = "\n".join(bullet for bullet in bullets if not is_entry(bullet))
-    limit = int(_ENTITIES * room)
+    texts = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_act(bullet)))
+    ledger = [*filter(is_act, bullets), *acts_of(cut, prior.acting)]
+    acts = fitting(ledger, int(_LEDGER * room), 0, counter=counter)
+    # Acts take what later cuts could add before they take what the table has.
+    room_beside = room - max(0, counter.count(acts) - spare) - 2
     table = entity_table(
-        cut, max_tokens=limit, counter=counter, earlier=entries, present=staying, known=kept_summary, prepare=prepare
+        cut,
+        max_tokens=int(min(_ENTITIES * room, room_beside / (1 + ADDRESS_SHARE))),
+        counter=counter,
+        earlier=entries,
+        present=staying,
+        known=f"{kept_summary}\n{acts}",
+        prepare=prepare,
     )
-    limit = room - counter.count(table) - 2
+    limit = room_beside - counter.count(table)
     summary = prior.written.conversation(cut, max_tokens=limit, counter=counter, earlier=texts)
     summary = summary or summarize(
         cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=prior.media
     )
-    result = "\n".join(filter(None, (summary, table))) or calls_line(cut, max_tokens=room, counter=counter)
+    unspent = min(limit - counter.count(summary), int(_SHORT_RESULTS * room))
+    lines = fitting(ledger, int(_LEDGER * room), unspent, counter=counter)
+    result = "\n".join(filter(None, (summary, lines, table))) or calls_line(cut, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (kept_summary, result)))
     missing = [mark for mark in marks if mark not in text]
     while missing and counter.count(text) + counter.count(_SENT_MEDIA + ", ".join(missing)) + 2 > most_tokens:
@@ -311,7 +325,8 @@ class Recap(NamedTuple):
 
     ``sent_text`` is the text of cut turns that are sent beside it; no message in it is quoted. ``written`` holds a
     model's; without one they are quotes. ``names_past`` is set where a tool reads the past, whose address is named
-    then, and ``media`` are the marks of what people sent, by the hashes of its bytes.
+    then, ``media`` are the marks of what people sent, by the hashes of its bytes, and ``acting`` the names of tools
+    that the policy says act.
     """
 
     summary: str = ""
@@ -319,6 +334,7 @@ class Recap(NamedTuple):
     written: Summaries = Summaries("", NOTHING)
     names_past: bool = False
     media: Mapping[str, str] = NOTHING
+    acting: frozenset[str] = frozenset()
 
 
 def _transcript(contents: Sequence[Content]) -> str:

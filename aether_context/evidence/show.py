@@ -88,7 +88,7 @@ def data_type(text: str) -> str:
 
 # Extractors from outside, by name.
 
-RULES = ("never", "threshold", "always", "instructs")
+RULES = ("never", "threshold", "always", "instructs", "acts")
 """What a policy can say of a tool without an extractor."""
 
 

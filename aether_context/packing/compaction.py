@@ -271,6 +271,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
             written=draft.account.summaries,
             names_past=source.host.can_read and source.window >= LEAST_WINDOW_READ,
             media=source.host.media,
+            acting=frozenset(name for name, rule in draft.policy.offload.tools.items() if rule == "acts"),
         ),
         pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,

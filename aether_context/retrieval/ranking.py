@@ -348,12 +348,12 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
 
 _LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_MOST_SHARE, _SHARE_OF_ORDER = 0.3, 0.4
+_MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.03
 
 
 def room_for_turns(word_characters: int, whole: int, source: PackInput, max_tokens: int | None) -> int:
-    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order; 0 where
-    they would be too few for any.
+    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order, three
+    hundredths at least; 0 where they would be too few for any.
 
     Args:
         word_characters: characters of the turns that are words alone.
@@ -361,7 +361,7 @@ def room_for_turns(word_characters: int, whole: int, source: PackInput, max_toke
         max_tokens: tokens of which there are to be no more, but for the fewest that serve; None without such a bound.
     """
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
-    share = min(share, (word_characters / max(1, whole)) ** 2)
+    share = min(share, max(_LEAST_SHARE, (word_characters / max(1, whole)) ** 2))
     tokens = int(share * (source.window - source.growth_reserve))
     most_tokens = tokens if max_tokens is None else max(max_tokens, _LEAST_TOKENS)
     return min(tokens, most_tokens) if tokens >= _LEAST_TOKENS else 0

@@ -44,7 +44,7 @@ SCHEME = "artifact://"
 HISTORY = f"{SCHEME}history"
 """The address of all that an agent was shown in its session."""
 _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
-_ADDRESS_SHARE = 0.34
+ADDRESS_SHARE = 0.34
 """Tokens for addresses in addition to those for other entities, as a share of these. An address is as long as six
 entities."""
 _ADDRESS = re.compile(rf"{_EVIDENCE_PREFIX}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
@@ -107,7 +107,7 @@ def entity_table(
         best[entity] = min(best.get(entity, rank), rank, key=RANKS.index)
     latest_first = [entity for ranked in reversed(present_mentions) for entity, _ in ranked]
     unlisted = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())]) | present_entities
-    tokens_left, address_tokens_left = max_tokens, int(_ADDRESS_SHARE * max_tokens)
+    tokens_left, address_tokens_left = max_tokens, int(ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
     for number, rank in enumerate(RANKS, start=1):
@@ -119,10 +119,12 @@ def entity_table(
         entities = [name for name, strongest in best.items() if strongest == rank and name not in unlisted]
         ordered = sorted(entities, key=_is_plain)
         for at, entity in enumerate(ordered):
+            is_address = _EVIDENCE_PREFIX in entity
+            if tokens_left < _LEAST_COST and not is_address:
+                continue
             if prepare is not None and at % _BATCH == 0:
                 last_fields = {name: fields[-1] for name, fields in chosen_names.items() if fields}
                 prepare([*_written(ordered[at : at + _BATCH], last_fields)])
-            is_address = _EVIDENCE_PREFIX in entity
             if entity in listed or (is_address and len(entity) >= shortest_rejected):
                 continue
             record, field = _of_record(entity)
@@ -130,7 +132,7 @@ def entity_table(
             cost = counter.count(*_written([entity], {record: fields[-1]} if fields else {}))
             if not is_address:
                 if cost > tokens_left:
-                    break
+                    continue
                 tokens_left -= cost
             elif cost > address_tokens_left:
                 shortest_rejected = len(entity)
@@ -146,7 +148,8 @@ def entity_table(
     return "\n".join(lines)
 
 
-_BATCH = 64
+_BATCH, _LEAST_COST = 64, 4
+"""Entities that are counted in one pass, and tokens that each of them takes at least."""
 
 
 def _written(entities: Iterable[str], last_fields: dict[str, str]) -> Iterator[str]:
