@@ -21,7 +21,6 @@ CARD = "4111 1111 1111 1111"
 def tide_table(harbour: str) -> dict[str, Any]:
     """Gives a harbour's table of tides, which is long."""
     rows = [f"hour {hour}: {harbour} level {hour * 37 % 1009}" for hour in range(500)]
-    rows[250] = f"hour 250: {harbour} level 251, measured by Margarethe Olufsen"
     return {"result": "\n".join(rows)}
 
 

@@ -5,9 +5,9 @@
 
 The map is made by one run of the default and the slow tests, in which the functions that breaks are in note that they
 are entered. Then each break of `breaks.py` is written into a copy of this tree, and the tests that enter its function
-run there until one fails: those of the default suite, the most specific and cheapest first, then the slow ones. A row
-says which test noticed it; the last line counts. The command fails where no test notices a break, and where a break
-does not fit the code any more.
+run there until one fails: those of the default suite, of these first what shares most words with it, then the slow
+ones. A row says which test noticed it; the last line counts. The command fails where no test notices a break, and where
+a break does not fit the code any more.
 
 Everything runs in copies below a temporary folder, so the tree can be worked on meanwhile. This module is also the
 plugin by which pytest records there what a test enters, and runs the tests that are named to it.
@@ -21,6 +21,7 @@ import importlib
 import json
 import os
 import queue
+import re
 import shutil
 import signal
 import subprocess
@@ -44,7 +45,7 @@ PACKAGE = "aether_context"
 MAP = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "aether-context" / "sabotage.json"
 _PLAN, _NOTES = "SABOTAGE_PLAN", "SABOTAGE_NOTES"
 """Environment variables: the file that says which tests run, and the folder for what each process records."""
-_NOTED = "entered_functions"
+_NOTED = "__entered__"
 """The module that a copy of the package has while the map is made: a set of the functions that were entered."""
 _MARKS = "not soak and not integration"
 _UNCOPIED = (".git", ".hypothesis", ".pytest_cache", ".mypy_cache", ".ruff_cache")
@@ -313,6 +314,11 @@ def _chunks(names: Sequence[str]) -> Iterator[Sequence[str]]:
         start += size
 
 
+def _words(text: str) -> set[str]:
+    """The words of a name, without an s at their ends."""
+    return {word.rstrip("s") for word in re.findall("[a-z]{3,}", text.lower())} - {"test", "the"}
+
+
 def try_break(item: Break, tests: dict[str, Any], tree: Tree, minutes: float) -> Found:
     """Runs the tests that enter the function of a break with the fault in it, until one fails."""
     path = tree.folder / PACKAGE / item.path
@@ -325,8 +331,9 @@ def try_break(item: Break, tests: dict[str, Any], tree: Tree, minutes: float) ->
     for name, test in tests.items():
         if entered in test["enters"]:
             suites["slow" if test["slow"] else "default"].append(name)
+    about = _words(f"{item.name} {item.path} {item.function}")
     for names in suites.values():
-        names.sort(key=lambda name: (len(tests[name]["enters"]) * (0.05 + tests[name]["seconds"]), name))
+        names.sort(key=lambda name: (-len(about & _words(name.partition("[")[0])), tests[name]["seconds"], name))
     tree.write(path, fault)
     try:
         return _Runs(tree, item, 60 * minutes).notice(suites)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import pickle
-from collections.abc import AsyncGenerator, Callable, Container, Mapping, Sequence
+from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -294,9 +294,9 @@ def _session(context: CallbackContext) -> str:
     return f"{context.session.user_id}/{context.session.id}"
 
 
-def _events(context: CallbackContext, but: Container[str] = ()) -> dict[str, str]:
+def _events(context: CallbackContext) -> dict[str, str]:
     """The session's events by their ids. ADK itself takes some away where agents of a workflow run side by side."""
-    return {event.id: event.model_dump_json() for event in context.session.events if event.id not in but}
+    return {event.id: event.model_dump_json() for event in context.session.events}
 
 
 class Before(BasePlugin):
@@ -313,7 +313,7 @@ class Before(BasePlugin):
             self.alter(callback_context, llm_request)
         session = _session(callback_context)
         self.sent.append(sent(llm_request, callback_context.agent_name, session))
-        self.events |= _events(callback_context, but=self.events)
+        self.events |= _events(callback_context)
 
 
 class After(BasePlugin):

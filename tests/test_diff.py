@@ -31,7 +31,7 @@ def chat(folder: Path, *messages: str, **options: Any) -> Chat:
 def cut(tmp_path_factory: pytest.TempPathFactory) -> tuple[PackStore, list[Manifest]]:
     """A conversation of 16 calls that is cut once."""
     script = [reply for at in range(8) for reply in ([call("look_up", key=f"k{at}")], f"answer {at}")]
-    policy = PackPolicy(max_input_tokens=2_000)
+    policy = PackPolicy(max_input_tokens=1_800)
     questions = [f"question {at}" for at in range(8)]
     made = chat(tmp_path_factory.mktemp("cut") / "packs", *questions, tools=[look_up], policy=policy, script=script)
     return made.store, made.manifests()

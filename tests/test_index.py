@@ -227,11 +227,3 @@ def test_what_is_added_does_not_copy_what_is_there(index):
     index.extend([entry("last", "the entrance")])
     assert index._texts.vectors.base is room
     assert ids(index.search("entrance", 1)) == ["last"]
-
-
-def test_words_are_looked_at_one_by_one_in_talk_and_short_texts_only():
-    long = " ".join(f"word{number} of the sprawling document" for number in range(60))
-    documents = HybridIndex.from_texts(["a", "b"], [f"{long} crimson", f"{long} azure"])
-    assert "words" not in documents.search("crimson paint")[0].scores
-    talk = HybridIndex.from_texts(["a", "b"], [f"{long} crimson", f"{long} azure"], speakers=["Ann", "Bob"])
-    assert "words" in talk.search("crimson paint")[0].scores

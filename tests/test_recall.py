@@ -104,7 +104,7 @@ def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_bo
 
 
 def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -> None:
-    chat = talk()
+    chat = talk(conversation={"summary_share": 0})
     chat.say(ASKED[1])
     manifest = chat.manifests()[-1]
     rows = turns_of(chat, manifest)
@@ -119,7 +119,7 @@ def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -
 
 
 def test_a_request_keeps_its_memories_through_its_tool_loop_and_searches_once() -> None:
-    chat = talk()
+    chat = talk(conversation={"summary_share": 0})
     chat.llm.script = [call("look_up", key="a"), call("look_up", key="b"), "Behind the clock."]
     chat.agent.tools = [look_up]  # type: ignore[union-attr]
     before = len(chat.sent)

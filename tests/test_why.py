@@ -29,7 +29,7 @@ PLANTED = {
     "blue kayak is reserved": "clerk message whole; billing message whole, summarized; summary",
     "What are the tides": "clerk message whole; billing message whole, summarized; summary",
     "hour 2: Skagen": "clerk tool result offloaded; billing message whole, summarized",
-    "Margarethe Olufsen": "clerk tool result offloaded",
+    "hour 250: Skagen": "clerk tool result offloaded",
     "QX-4471": "clerk tool result whole; billing message whole, summarized; summary",
     "find where pelicans nest": "ornithologist message whole; clerk tool call whole; billing message whole, summarized",
     "Pelicans nest at Lake Orrin": "clerk tool result whole; billing message whole, summarized",
@@ -165,7 +165,7 @@ def test_what_the_user_took_back_was_not_cut() -> None:
 
 
 def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: Chat) -> None:
-    place, *records = why(chat.store, "Margarethe Olufsen", session="s1").places
+    place, *records = why(chat.store, "hour 250: Skagen", session="s1").places
     assert place.who == "tide_table(harbour: Skagen)"
     assert {(record.kind, record.who, record.uri) for record in records} <= {("evidence", "tide_table", place.uri)}
     assert place.uri.startswith("artifact://evidence/")
@@ -308,7 +308,7 @@ def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path)
 
     def told() -> list[str]:
         texts = [
-            run("why", "Margarethe Olufsen", "--store", store.url).output,
+            run("why", "hour 250: Skagen", "--store", store.url).output,
             run("inspect", manifest.pack_id, "--store", store.url).output,
             Browser(store).open(f"/pack/{manifest.pack_id}").text,
         ]
@@ -321,7 +321,7 @@ def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path)
     chat.llm.script += [call("read_artifact", uri=uri, start_line=250, max_lines=3), "It was 251."]
     chat.say("Who measured the tide at hour 250?", "Thanks.")
     assert told() == ["read back before call 4"] * 3
-    assert {place.read_back for place in why(store, "Margarethe Olufsen").places if place.uri} == {(4,)}
+    assert {place.read_back for place in why(store, "hour 250: Skagen").places if place.uri} == {(4,)}
 
 
 def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:

@@ -132,7 +132,8 @@ class Readers:
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
         events = context.session.events[-1:]
-        asking = "\n".join(map(words_of, (context.user_content, *(event.content for event in events))))
+        messages = [context.user_content] if uri == HISTORY else []  # elsewhere it may be what is searched
+        asking = "\n".join(map(words_of, (*messages, *(event.content for event in events))))
         sent_text, asking = map(self._mask or str, (self._request_text(context), asking))
         search = partial(
             searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text, asking=asking

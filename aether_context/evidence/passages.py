@@ -92,8 +92,8 @@ class Searcher:
         order = [*dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])]
         places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]
         if not matching or how != "literal" or len(query.split()) > _WORDS_OF_A_NAME:
-            ranked = [place for place in self._ranked(query) if not self._stand_in(asking, place)]
-            places[_FIRST:_FIRST] = sorted(ranked, key=lambda place: self._stand_in(sent_text, place))
+            ranked = [span for span in self._ranked(query) if not self._stand_in(asking, span)]
+            places[_FIRST:_FIRST] = sorted(ranked, key=lambda span: self._stand_in(sent_text, span))
         passages: list[Passage] = []
         shown_lines: set[int] = set()
         room = max_tokens
@@ -107,9 +107,9 @@ class Searcher:
             passages.append(passage)
         return Findings(passages=tuple(passages), how=how if matching else "ranked", matches=len(matching))
 
-    def _stand_in(self, text: str, place: tuple[int, int]) -> bool:
+    def _stand_in(self, text: str, span: tuple[int, int]) -> bool:
         """Tells whether all lines of a passage stand in a text."""
-        return bool(text) and all(self._stands_in(text, at) for at in range(*place))
+        return bool(text) and all(self._stands_in(text, at) for at in range(*span))
 
     def _stands_in(self, text: str, at: int) -> bool:
         """Tells whether a line stands in a text, a short one as a line of it."""

@@ -88,7 +88,7 @@ def _has_another(kind: str, fact: _Fact, tokens: Sequence[_Token], text: str) ->
     for at, token in enumerate(tokens):
         if token.kind not in (kind, f"{kind.partition(':')[0]}:") or token.value in olds:
             continue
-        nearest = max((place for place in places if place < at), default=places[0])
+        nearest = max((spot for spot in places if spot < at), default=places[0])
         between = tokens[min(at, nearest) + 1 : max(at, nearest)]
         is_linked = not any(
             item.kind == "end" or item.content - ignored for item in between if item.value not in states
@@ -128,10 +128,10 @@ def _fact_of(text: str) -> _Fact | None:
     tokens = _tokens(text)
     # A verb is listed, or stands behind "I" or "we", or ends in an s behind a noun.
     listed = (at for at, token in enumerate(tokens) if token.value in _listed("states"))
-    spoken = (1 for _ in tokens[1:2] if _listed("speakers") & _words(tokens[:1]))
+    by_speakers = (1 for _ in tokens[1:2] if _listed("speakers") & _words(tokens[:1]))
     pairs = enumerate(pairwise(tokens), 1)
     endings = (at for at, (noun, word) in pairs if noun.content and word.kind == "word" and word.value[-1] == "s")
-    verb = next(chain(listed, spoken, endings), 0)
+    verb = next(chain(listed, by_speakers, endings), 0)
     if not verb or text.rstrip().endswith(("?", "？")):
         return None
     front, back = tokens[:verb], tokens[verb + 1 :]

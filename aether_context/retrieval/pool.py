@@ -234,8 +234,8 @@ class Pool:
                 base = (1 - weight) * base + weight * scores["words"]
         if pattern := terms.numbered(query):
             places = best(base, _COMPARED)
-            others = [pattern.search(text) is None for text in texts_at(places)]
-            base[places[others]] *= _OTHER_NUMBER if not all(others) else 1.0
+            lacking = [pattern.search(text) is None for text in texts_at(places)]
+            base[places[lacking]] *= _OTHER_NUMBER if not all(lacking) else 1.0
         return base, scores
 
     def _cosines(self, query: Rows) -> Floats:
