@@ -348,11 +348,11 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
 
 _LEAST_TOKENS = 256
 """Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
-_MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.03
+_MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.06
 
 
 def room_for_turns(word_characters: int, whole: int, source: PackInput, max_tokens: int | None) -> int:
-    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order, three
+    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order, six
     hundredths at least; 0 where they would be too few for any.
 
     Args:
