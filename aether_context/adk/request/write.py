@@ -34,8 +34,9 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         redact: patterns of what is masked before tools are compared.
     """
     # Declared last, besides the host's own; tools that are left out then can still be called.
-    declared = frozenset(tool.name for tool in pack.tools.sent)
-    finder = FindTools(pack.source.request.tools, declared, redact) if pack.tools.mode == "fitting" else None
+    # Those that were found give way to what is found, so they can be found again.
+    stay = frozenset(name for name, why in pack.tools.kept.items() if why not in ("found", "used"))
+    finder = FindTools(pack.source.request.tools, stay, redact) if pack.tools.mode == "fitting" else None
     new_contents = list[types.Content]()
     for item in pack.contents:
         whole = item.form == "whole" and item.origin >= 0
@@ -202,7 +203,7 @@ class FindTools(BaseTool):
 
     Args:
         tools: the agent's tools, as they would be declared.
-        declared: names of those that are.
+        declared: names of those that are, and stay so whatever is found.
         redact: patterns of what is masked before anything is compared.
     """
 
