@@ -7,6 +7,7 @@ events, the rest by ADK's own artifacts of the session. What they answer is neve
 from __future__ import annotations
 
 import asyncio
+import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
@@ -32,6 +33,7 @@ from aether_context.evidence.media import Medium, can_be_shown, record_of
 from aether_context.evidence.offload import stored_bytes
 from aether_context.evidence.record import READ, SEARCH, STORED, message_uri, size_words
 from aether_context.evidence.show import is_text
+from aether_context.pack import Part
 from aether_context.redaction import masker
 from aether_context.store import PackStore
 from aether_context.store.artifacts import artifact_owner
@@ -42,7 +44,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU, takes_media
 
 if TYPE_CHECKING:
-    from aether_context.evidence.passages import Passage, Searcher
+    from aether_context.evidence.passages import Findings, Passage, Searcher
 
 logger = logging.getLogger("aether_context")
 
@@ -67,7 +69,7 @@ class Readers:
     Args:
         records: what sessions know of their evidence.
         room: gives the tokens that the text of one answer may have now, and a medium in it.
-        request_text: gives all texts of the agent's last request.
+        parts_sent: gives the parts of the agent's last request.
         redact: patterns of what is masked before texts are compared.
         sees_own: tells whether an agent is shown no other agent's turns.
     """
@@ -77,14 +79,14 @@ class Readers:
         store: PackStore,
         records: SessionRecords,
         room: Callable[[ToolContext], tuple[int, int]],
-        request_text: Callable[[ToolContext], str],
+        parts_sent: Callable[[ToolContext], Sequence[Part]],
         redact: tuple[str, ...],
         sees_own: Callable[[ToolContext], bool],
     ) -> None:
         self._sees_own = sees_own
         self._store = store
         self._records = records
-        self._room, self._request_text = room, request_text
+        self._room, self._parts_sent = room, parts_sent
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
         self._texts: SharedLRU[tuple[str, str, str], Searcher] = SharedLRU(16)
@@ -131,13 +133,20 @@ class Readers:
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
-        events = context.session.events[-1:]
         messages = [context.user_content] if uri == HISTORY else []  # elsewhere it may be what is searched
-        asking = "\n".join(map(words_of, (*messages, *(event.content for event in events))))
-        sent_text, asking = map(self._mask or str, (self._request_text(context), asking))
-        search = partial(
-            searcher.search, query[:500], max_tokens=room, counter=self._counter, sent_text=sent_text, asking=asking
-        )
+        messages += [event.content for event in context.session.events[-1:]]
+        parts = self._parts_sent(context)
+
+        def search() -> Findings:
+            asking = "\n".join(map(words_of, messages))
+            return searcher.search(
+                query[:500],
+                max_tokens=room,
+                counter=self._counter,
+                sent_text=_text_of(parts),
+                asking=self._mask(asking) if self._mask else asking,
+            )
+
         lines, total = await asyncio.to_thread(search), len(searcher.view.lines)
         if not lines.passages:
             return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
@@ -252,6 +261,12 @@ _live: WeakValueDictionary[str, Readers] = WeakValueDictionary()
 _UNKNOWN_ROOM = 500
 
 
+def _text_of(parts: Sequence[Part]) -> str:
+    """All texts of parts, those inside results as they are, too."""
+    texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
+    return "\n".join((*(part.text for part in parts), *texts))
+
+
 def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> ReaderTool:
     """The reader that was copied; in another process one that reads the same store and the session at hand, and
     answers with little, since it does not know the window."""
@@ -259,7 +274,7 @@ def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -
         store,
         SessionRecords(),
         lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM),
-        lambda context: "",
+        lambda context: (),
         redact,
         lambda context: True,
     )

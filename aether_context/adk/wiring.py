@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import threading
@@ -31,9 +30,9 @@ from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
 from aether_context.adk.windows import Windows, room_to_read
-from aether_context.canonical import strings
 from aether_context.conversation import strategies_of
 from aether_context.errors import PolicyError
+from aether_context.pack import Part
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore
@@ -102,7 +101,7 @@ class PackerParts:
             self.recall.check(of_agent.retrieval.embedder)
         self.offloader = Offloader(policy, self.recorder, records, failures)
         sees_own = partial(_sees_own, policy)
-        self.readers = Readers(store, records, self._room, self._request_text, policy.redact, sees_own).tools
+        self.readers = Readers(store, records, self._room, self._parts_sent, policy.redact, sees_own).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
@@ -112,11 +111,9 @@ class PackerParts:
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
 
-    def _request_text(self, context: ToolContext) -> str:
+    def _parts_sent(self, context: ToolContext) -> list[Part]:
         last = self.states.of(agent_key_of(context)).last
-        parts = [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
-        texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
-        return "\n".join((*(part.text for part in parts), *texts))
+        return [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
 
 
 def _sees_own(policy: PackPolicy, context: ToolContext) -> bool:

@@ -21,8 +21,9 @@ from aether_context.text.pairing import pair_results
 _DID, _FAILED, _RETURNED = TITLES = ("- did: ", "- failed: ", "- returned: ")
 """How the lines of acts, of failed calls and of others begin."""
 _SHORT = 400
-"""Characters of a short result. Of an act's or an error's longer one that many less are quoted."""
+"""Characters of a short result, which is quoted whole."""
 _LONGEST_RESULT, _LONGEST_ARGUMENTS, _LONGEST_TEXT = 120, 160, 80
+"""Characters that are quoted of an act's or a failed call's longer result, of arguments, and of each text in either."""
 _WORD = re.compile(r"[A-Z]?[a-z]+|[A-Z]+(?![a-z])")
 """A word of a name, also of one in camel case."""
 

@@ -87,7 +87,9 @@ class Searcher:
             asking: the words with which the search is made, which are no answer to it.
         """
         matching, how = self._matching(query)
-        matching = [at for at in matching if not self._stands_in(asking, at)]
+        looked_at = dict.fromkeys([*matching[:_MOST_HITS], *matching[-_MOST_HITS:]])
+        repeated = {at for at in looked_at if self._stands_in(asking, at)}
+        matching = [at for at in matching if at not in repeated]
         # Of many lines the first and the last ones come before those between.
         order = [*dict.fromkeys([*matching[:3], *matching[-1:], *matching[3:_MOST_HITS]])]
         places = [(max(0, at - _AROUND), at + _AROUND + 1) for at in order]

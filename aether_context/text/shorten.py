@@ -103,9 +103,8 @@ def shorten(
     """A text in lines of its own, within a budget; unchanged where it fits.
 
     Lines with the query's rare words, lines unlike the rest, lines with errors, and lines that are dense with names and
-    numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A
-    text of much more than the budget is searched but not read line by line. Where not one line fits, it is the
-    beginning of the best.
+    numbers take a share of the budget each, the head and the tail the rest. JSON stays JSON. A text of much more than
+    the budget is searched but not read line by line. Where not one line fits, it is the beginning of the best.
 
     Args:
         text: a text, or its lines where these are known; then it is not asked whether all of it fits.
@@ -374,6 +373,7 @@ def _fitting(
 
 
 _FIRST_SHARE = 0.7
+"""The most that the first line of a ranking takes of what is left: the record that was asked for may be long."""
 
 
 def _records(outline: Sequence[Line]) -> list[int]:
