@@ -326,3 +326,14 @@ def test_a_search_that_looks_like_a_pattern_is_literal():
     searcher = Searcher(lines_view(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
     found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)
     assert (found.how, found.matches) == ("literal", 1)
+
+
+def test_a_result_in_the_past_is_found_by_the_call_that_it_answers() -> None:
+    rows: list[str] = []
+    for number, name in enumerate(["orders", "refunds", "claims", "routes"], 1):
+        begin = f"call {number}, 2026-01-01 10:00, "
+        rows += [f'{begin}clerk called describe {{"table":"{name}"}}', f"{begin}describe gave fields"]
+        rows += [f"  - column: {name[:2]}_{index:02}, kind: text, null: no" for index in range(40)]
+    findings = Searcher(lines_view("\n".join(rows))).search("total of claims", max_tokens=600, counter=COUNTER)
+    columns = re.findall(r"column: (\w\w)_", "\n".join(passage.text for passage in findings.passages))
+    assert columns.count("cl") > 0.8 * len(columns) > 15
