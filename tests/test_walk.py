@@ -26,7 +26,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 27_200,
+    "code": 27_180,
     "homonyms": 0,
     "clauses%": 3.0,
     "vague": 216,

@@ -24,7 +24,7 @@ _FIRST, _WORDS_OF_A_NAME, _SHORT_LINE = 4, 2, 40
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 10, 300
 _LONGEST_CALL = 120
 """Characters of a call in a session's past by which its result is found, too. Of what recorded runs of Toolathlon went
-on to use and a request lacked, a search of the past gives 53 of 99 so, and 41 by the lines of a result alone."""
+on to use and a request lacked, a search of the past gives 54 of 99 so, and 41 by the lines of a result alone."""
 _MOST_PASSAGES, _MOST_COMPARED = 1_000, 300
 _RANKED = 40
 _LEAST_PASSAGE = 64
@@ -172,7 +172,8 @@ class Searcher:
         from aether_context.retrieval import Entry
 
         begin, end = self._passages[at]
-        return Entry(id=str(at), text="\n".join([self._calls[begin], *map(self.view.line, range(begin, end))]))
+        lines = map(self.view.line, range(begin, end))
+        return Entry(id=str(at), text="\n".join(filter(None, (self._calls[begin], *lines))))
 
     @cached_property
     def _calls(self) -> list[str]:
@@ -180,11 +181,12 @@ class Searcher:
         result, calls, head = list[str](), dict[str, str](), ""
         for line in self.view.lines:
             if match := HEAD.match(line):
-                entry, begin = line.split(", ", 2)[2], match[0].split(", ", 2)[2]
-                tool, is_result, _ = begin.partition(" gave ")
+                # Behind the number of the call and the time.
+                entry, title = line.split(", ", 2)[2], match[0].split(", ", 2)[2]
+                tool, is_result, _ = title.partition(" gave ")
                 head = f"{calls.get(tool, '')} {tool}" if is_result else ""
-                if " called " in begin:
-                    calls[begin.split()[-1]] = entry[:_LONGEST_CALL]
+                if " called " in title:
+                    calls[title.split()[-1]] = entry[:_LONGEST_CALL]
             result.append(head)
         return result
 
@@ -201,8 +203,9 @@ class Searcher:
 
     @cached_property
     def _texts(self) -> list[str]:
-        """The passages, lower case."""
-        return ["\n".join(self.view.lines[begin:end]).casefold() for begin, end in self._passages]
+        """The passages with the calls that they answer, lower case."""
+        lines, calls = self.view.lines, self._calls
+        return ["\n".join([calls[begin], *lines[begin:end]]).casefold() for begin, end in self._passages]
 
     @cached_property
     def _index(self) -> HybridIndex | None:
