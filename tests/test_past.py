@@ -9,7 +9,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from google.adk.agents import LlmAgent
+from google.adk.agents import LlmAgent, ParallelAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.plugins.base_plugin import BasePlugin
@@ -192,6 +192,20 @@ def test_an_agent_that_is_shown_no_history_reads_none():
     model.script[:] = [search("Wanda"), "Found."]
     chat.say("And my boat?")
     assert "Wanda" not in str([sent.answers() for sent in chat.sent])
+
+
+@pytest.mark.filterwarnings("ignore:ParallelAgent is deprecated")
+def test_agents_that_run_side_by_side_read_none_of_each_others_past():
+    """ADK shows an agent no turn of another branch."""
+    models = [Scripted(script=[words], sent=[]) for words in ("The pelican is mine.", "The walrus is mine.")]
+    agents = [LlmAgent(name=f"keeper_{at}", model=model, tools=[weigh]) for at, model in enumerate(models)]
+    chat = Chat(agent=ParallelAgent(name="both", sub_agents=agents), policy=small(4_000))
+    chat.say("Which animal is yours?")
+    for model in models:
+        model.script[:] = [search("is mine."), "Found."]
+    chat.say("Whose is which?")
+    answers = [str(model.sent[-1].answers("search_artifact")) for model in models]
+    assert [("pelican" in answer, "walrus" in answer) for answer in answers] == [(True, False), (False, True)]
 
 
 def test_thoughts_are_not_of_the_past_and_words_are_their_speakers():
