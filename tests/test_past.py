@@ -15,7 +15,7 @@ from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
 from google.adk.plugins.base_plugin import BasePlugin
 from google.genai import types
 from plans import small, turns
-from scripted import Chat, Scripted, call
+from scripted import Chat, Scripted, big_file, call, grow
 from wording import HISTORY, SUMMARY_TITLE
 
 from aether_context import verify, why
@@ -95,6 +95,20 @@ def test_a_hit_in_a_stored_result_names_its_address():
     chat.llm.script[:] = [call("search_artifact", uri=address[1], query="lot 412"), "Found."]
     chat.say("And there?")
     assert "lot 412: crate" in found(chat)
+
+
+def test_the_first_extract_of_an_agent_names_the_past_and_no_other():
+    script = [call("big_file", name="a"), call("big_file", name="b"), "Read."]
+    chat = Chat(script=script, tools=[big_file], policy=small(16_000))
+    chat.say("Read both.", *turns(2))
+    chat.restart()
+    chat.say("Go on.")
+    for sent in chat.sent[2:]:
+        assert [HISTORY in str(answer) for answer in sent.answers("big_file")] == [True, False]
+    assert grow(chat.sent)
+    chat.llm.script[:] = [search("207: value in b"), "Found."]
+    chat.say("What is in line 207 of b?")
+    assert f"207: value {207 * 37 % 1009} in b" in found(chat)
 
 
 def test_why_says_that_the_past_was_read_back():

@@ -44,7 +44,7 @@ from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, extractor_of, offload
 from aether_context.evidence.media import Medium, clear_media, is_clear, mark, masked, media_in, record_of, with_marks
-from aether_context.evidence.offload import CITE_KEY, free_key, is_error, stored_bytes, superseding
+from aether_context.evidence.offload import CITE_KEY, free_key, is_error, naming_past, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
 from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
@@ -353,7 +353,8 @@ class Offloader:
 
         Which results, and what is shown of them, follows from the history and the records in the session's state.
         """
-        known_results, has_quotes = _Results(records, instructing_tools(call.request, call.policy)), False
+        instructs, has_quotes = instructing_tools(call.request, call.policy), False
+        known_results = _Results(records, instructs, call.context.agent_name if self.reads_past(call) else "")
 
         def with_extract(part: types.Part) -> types.Part:
             nonlocal has_quotes
@@ -503,7 +504,8 @@ class Offloader:
         # The tokens are those of the text; as JSON, which is what a model reads, it is longer.
         tokens = stored.record.tokens * size // stored.record.size_bytes
         known_results.saved_tokens += max(0, tokens - stored.shown_tokens)
-        return superseding(stored.response, known_results.earlier(record))
+        extract = superseding(stored.response, known_results.earlier(record))
+        return naming_past(extract) if digest == known_results.first else extract
 
 
 class _Results:
@@ -513,8 +515,13 @@ class _Results:
     history grows.
     """
 
-    def __init__(self, records: Collection[EvidenceRecord], instructs: Collection[str] = ()) -> None:
+    def __init__(
+        self, records: Collection[EvidenceRecord], instructs: Collection[str] = (), reads_past: str = ""
+    ) -> None:
         self.instructs = instructs
+        own = (record.digest for record in records if record.form == "extract" and record.agent == reads_past)
+        self.first = next(own, "")
+        """The hash of the first extract of the agent that reads the session's past; it names that to the agent."""
         self.by_digest = {record.digest: record for record in records}
         self.has_media = any(record.piece for record in records)
         self.saved_tokens = 0

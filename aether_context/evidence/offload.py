@@ -12,6 +12,7 @@ from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, e
 from aether_context.evidence.show import MEDIA_TYPES, data_type, extractor_of, kind_of, show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import said_once
+from aether_context.text.entities import HISTORY
 from aether_context.text.shorten import Excerpt, lines_view, tokens_of
 from aether_context.tokens import TokenCounter
 
@@ -23,6 +24,8 @@ _SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
 _NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
+_PAST_KEY, _PAST = "all_results", f"{HISTORY} finds lines of every turn and result"
+"""The key of an agent's first extract under which the address of its session's past stands, in words."""
 _DOMINANT = 0.8
 _LEAST_SAVING = 0.25
 """Share of a result's tokens that its extract and address have to save; else the result stays as it is."""
@@ -154,6 +157,11 @@ def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
     The later one tells, since what was sent cannot change without breaking the provider's cache.
     """
     return {**response, free_key(response, _SUPERSEDES_KEY): earlier} if earlier else dict(response)
+
+
+def naming_past(response: Mapping[str, JSON]) -> dict[str, JSON]:
+    """A response that names the address under which all results of the session are found."""
+    return {**response, free_key(response, _PAST_KEY): _PAST}
 
 
 def free_key(response: Mapping[str, JSON], key: str) -> str:
