@@ -26,7 +26,7 @@ _LONGEST_CALL = 120
 """Characters of a call in a session's past by which its result is found, too. Of what recorded runs of Toolathlon went
 on to use and a request lacked, a search of the past gives 54 of 99 so, and 41 by the lines of a result alone."""
 _MOST_PASSAGES, _MOST_COMPARED = 1_000, 300
-_RANKED = 40
+_RANKED = 80
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
