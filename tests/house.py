@@ -41,18 +41,21 @@ VAGUE = frozenset(
     )
 )
 """Words that name nothing by themselves."""
+_BESIDE_CALLS = ("lab/", "memory/")
 _Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef
 
 
 class Text(NamedTuple):
     """The figures of the package's text, and what stands behind each of them.
 
-    ``code`` are lines that are neither blank, nor a comment, nor in a docstring; ``homonyms`` public names that several
+    ``code`` are lines that are neither blank, nor a comment, nor in a docstring; ``run_by_calls`` those of them that a
+    call can run, all but the lab's and the memory services'; ``homonyms`` public names that several
     modules define; ``clauses`` docstrings that begin with a relative clause; ``vague`` bindings by a vague word;
     ``imports`` those of the package's own modules, by the module that imports them.
     """
 
     code: int
+    run_by_calls: int
     comments: int
     docstrings: int
     homonyms: dict[str, list[str]]
@@ -64,6 +67,7 @@ class Text(NamedTuple):
     def figures(self) -> dict[str, float]:
         return {
             "code": self.code,
+            "code that a call can run": self.run_by_calls,
             "comments per 1,000 lines of code": round(1_000 * self.comments / self.code),
             "homonyms": len(self.homonyms),
             "clauses%": round(100 * len(self.clauses) / self.docstrings, 1),
@@ -93,13 +97,14 @@ def code_lines(source: str) -> int:
 
 def text() -> Text:
     """Reads every module of the package."""
-    code = comments = docstrings = 0
+    code = run_by_calls = comments = docstrings = 0
     definitions: defaultdict[str, list[str]] = defaultdict(list)
     clauses, vague, imports = list[str](), Counter[str](), Counter[str]()
     for path in sorted(PACKAGE.rglob("*.py")):
         name, source = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
         tree = ast.parse(source)
-        code += code_lines(source)
+        code += (lines := code_lines(source))
+        run_by_calls += 0 if name.startswith(_BESIDE_CALLS) else lines
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
         comments += sum(token.type == tokenize.COMMENT for token in tokens)
         for node in ast.walk(tree):
@@ -116,7 +121,7 @@ def text() -> Text:
             if isinstance(node, _Definition) and not node.name.startswith("_"):
                 definitions[node.name].append(name)
     homonyms = {name: files for name, files in definitions.items() if len(set(files)) > 1}
-    return Text(code, comments, docstrings, homonyms, clauses, vague, imports)
+    return Text(code, run_by_calls, comments, docstrings, homonyms, clauses, vague, imports)
 
 
 def _binding(node: ast.AST) -> str:

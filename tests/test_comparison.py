@@ -14,9 +14,9 @@ from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
 from aether_context.canonical import hash_text
-from aether_context.cli import main
 from aether_context.evidence import evidence_uri
-from aether_context.reading import Comparison, Reading
+from aether_context.lab.cli import main
+from aether_context.lab.reading import Comparison, Reading
 from aether_context.usage import CallUsage
 
 QUESTIONS = [f"question {at}" for at in range(8)]

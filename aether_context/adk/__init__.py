@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-    from aether_context.adk.preview import cutoff, preview_strategies
     from aether_context.adk.request.marks import cut_now
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
     from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
     from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
+    from aether_context.lab.preview import cutoff, preview_strategies
 
 __all__ = [
     "AcceptanceCheck",
@@ -34,13 +34,13 @@ __all__ = [
 ]
 
 _HOMES = {
-    "acceptance": ("AcceptanceCheck", "AcceptanceGate"),
-    "plugin": ("ContextPackPlugin", "context_pack_callbacks"),
-    "preview": ("cutoff", "preview_strategies"),
-    "request.marks": ("cut_now",),
-    "services.artifacts": ("FsspecArtifactService", "register_artifact_service"),
-    "services.memory": ("HybridMemoryService", "register_memory_service"),
-    "tools": ("context_tools", "evidence_tools", "keep_evidence", "memory_tools", "planning_tools"),
+    ".acceptance": ("AcceptanceCheck", "AcceptanceGate"),
+    ".plugin": ("ContextPackPlugin", "context_pack_callbacks"),
+    "..lab.preview": ("cutoff", "preview_strategies"),
+    ".request.marks": ("cut_now",),
+    ".services.artifacts": ("FsspecArtifactService", "register_artifact_service"),
+    ".services.memory": ("HybridMemoryService", "register_memory_service"),
+    ".tools": ("context_tools", "evidence_tools", "keep_evidence", "memory_tools", "planning_tools"),
 }
 """The modules that names are loaded from when they are asked for."""
 
@@ -49,7 +49,7 @@ def __getattr__(name: str) -> Any:
     home = next((module for module, names in _HOMES.items() if name in names), None)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{home}"), name)
+    value = getattr(import_module(home, __name__), name)
     globals()[name] = value
     return value
 

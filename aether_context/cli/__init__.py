@@ -1,5 +1,0 @@
-"""The command line: `aether-context`, or ``python -m aether_context``."""
-
-from aether_context.cli.commands import main
-
-__all__ = ["main"]

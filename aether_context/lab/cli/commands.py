@@ -1,0 +1,393 @@
+"""The commands, their options and exit codes.
+
+    0    fine
+    1    a check failed, or what was compared differs
+    2    wrong usage
+    3    something is not there, or the store cannot be read
+
+A command is described here, and run by the function that `_command` names: it is given the options by name, prints, and
+returns the exit code. It is imported when the command runs, so that ``--help`` takes a tenth of a second, and a command
+loads only what it needs.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import math
+import sys
+from collections.abc import Callable
+from importlib import import_module
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from aether_context import __version__
+from aether_context.errors import AetherContextError
+
+_Command = TypeVar("_Command", bound=Callable[..., Any])
+
+
+class _Commands(click.Group):
+    def invoke(self, ctx: click.Context) -> Any:
+        for stream in (sys.stdout, sys.stderr):
+            if isinstance(stream, io.TextIOWrapper):
+                stream.reconfigure(errors="backslashreplace")
+        try:
+            code = super().invoke(ctx)
+        except AetherContextError as error:
+            from aether_context.lab.cli.terminal import exit_code, say_error
+
+            say_error(f"Error: {error}")
+            code = exit_code(error)
+        except KeyboardInterrupt:
+            from aether_context.lab.cli.terminal import STOPPED, progress
+
+            line_end = "\n" if sys.stderr.isatty() else ""  # behind the figures and the terminal's own ^C
+            click.echo(f"{line_end}stopped{f' after {progress.reached}' if progress.reached else ''}", err=True)
+            code = STOPPED
+        ctx.exit(code or 0)
+
+
+class _Amount(click.FloatRange):
+    """A number of at least 0. "nan" is refused, which a range alone would accept."""
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> float:
+        number: float = super().convert(value, param, ctx)
+        if math.isnan(number):
+            self.fail(f"{value!r} is not a number", param, ctx)
+        return number
+
+
+def _examples(*lines: str) -> str:
+    """An epilog whose lines click does not wrap."""
+    return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
+
+
+def _command(run: str, *examples: str) -> Callable[[Callable[[], None]], click.Command]:
+    """A command with the name that its examples begin with, run by a ``module.function`` of this package."""
+
+    def of(description: Callable[[], None]) -> click.Command:
+        @functools.wraps(description)
+        def invoke(**options: Any) -> Any:
+            module, _, function = run.partition(".")
+            return getattr(import_module(f"aether_context.lab.cli.{module}"), function)(**options)
+
+        return main.command(examples[0].split()[0], epilog=_examples(*examples))(invoke)
+
+    return of
+
+
+def _json_option(meaning: str) -> Callable[[_Command], _Command]:
+    return click.option("--json", "as_json", is_flag=True, help=meaning)
+
+
+def _packs_of(command: _Command) -> _Command:
+    """Adds the options that select packs by application, user and session."""
+    command = click.option("--session", help="This session only.")(command)
+    command = click.option("--user", help="This user only.")(command)
+    return click.option("--app", help="This application only.")(command)
+
+
+_store_option = click.option(
+    "--store",
+    "url",
+    metavar="URL",
+    envvar="AETHER_CONTEXT_STORE",
+    default="artifacts",
+    show_default=True,
+    show_envvar=True,
+    help="The store of packs: a folder or any fsspec URL.",
+)
+
+
+def _stored_packs(command: _Command) -> _Command:
+    """Adds the options that name a store and select packs of it."""
+    return _store_option(_packs_of(command))
+
+
+_session_option = click.option("--session", help="The session whose calls are numbered; else that of the newest pack.")
+_all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
+
+
+@click.group(
+    cls=_Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=_examples("demo", "list", "inspect", "verify --replay", "inspect --help"),
+)
+@click.version_option(__version__, prog_name="aether-context")
+def main() -> None:
+    """Shows what an agent's model got to read at each call, what was left out, and why.
+
+    Packs are recorded by the plugin `aether_context.adk.ContextPackPlugin`.
+
+    Exit codes: 0 fine, 1 a check failed or two packs differ, 2 wrong usage, 3 something is not there or the store
+    cannot be read, 130 stopped by Ctrl-C.
+    """
+
+
+@_command("packs.show_list", "list", "list --limit 20", "list --store s3://bucket/packs --app shop --json")
+@_stored_packs
+@click.option("--limit", type=click.IntRange(min=1), metavar="N", help="The N newest packs only.")
+@_json_option("A JSON list, an object for each pack.")
+def list_packs() -> None:
+    """Lists packs, the oldest first."""
+
+
+@_command("inspection.show_pack", "inspect", "inspect 23", "inspect 9f86d081 --all", "inspect --json | jq .rows")
+@click.argument("pack", required=False)
+@_store_option
+@_session_option
+@_all_option
+@_json_option("The manifest as JSON, completed from the packs that it extends.")
+def inspect() -> None:
+    """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
+
+    PACK is the number of a call in its session, or a pack's id, or the beginning or the hash of one. Without it the
+    newest pack is shown.
+    """
+
+
+@_command("inspection.show_replay", "replay 23", "replay 9f86d081 --policy my.toml --all")
+@click.argument("pack")
+@_store_option
+@_session_option
+@click.option(
+    "--policy", metavar="FILE|PROFILE", help="Show what this policy would have sent instead, from the same input."
+)
+@_all_option
+@_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
+def replay_command() -> None:
+    """Builds a pack's request again, checks it against the recorded checksum, and prints it.
+
+    The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
+
+    Another policy changes what it names: all other settings and the window stay the recorded ones. What earlier calls
+    had cut stays cut.
+    """
+
+
+@_command("inspection.show_difference", "diff", "diff 22 23 --all", "diff 9f86d081 latest --json")
+@click.argument("before", required=False, metavar="[PACK]")
+@click.argument("after", required=False, metavar="[OTHER]")
+@_store_option
+@_session_option
+@_all_option
+@_json_option("The whole comparison as a JSON object, with every piece of both requests.")
+def diff() -> None:
+    """Shows how two packs differ: layers, candidates, texts, and the character at which their common prefix ends.
+
+    A single PACK, by default the newest one, is compared with the pack before it of the same agent. `replay --policy`
+    shows what another policy would have sent.
+
+    The exit code is 3 also where a pack is not what was written.
+    """
+
+
+@_command("inspection.show_places", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
+@click.argument("text")
+@_stored_packs
+@click.option("--call", type=click.IntRange(min=1), metavar="N", help="The call with this number only.")
+@_all_option
+@_json_option("The same as JSON.")
+def why_command() -> None:
+    """Tells why the model saw some words, or did not.
+
+    TEXT is looked for in everything that a session's packs know: messages, tool calls and results, also those that
+    were taken out of requests, memories, notes, evidence, instructions and summaries. For each place it says at which
+    calls the words were in the request, in which form, what took them out, and which setting would have kept them.
+
+    Without --session the session of the newest pack is looked at, with those of the agents that ran as its tools. The
+    exit code is 1 where no call knew the words.
+    """
+
+
+@_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
+@click.argument("pack_ids", nargs=-1)
+@_stored_packs
+@click.option("--replay", "replays", is_flag=True, help="Also build each request again, and compare it and its rows.")
+@_json_option("A JSON object with what was found.")
+def verify_command() -> None:
+    """Checks that a store holds what was written: every byte of every file, and all that manifests name.
+
+    A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
+    is 1 where anything failed.
+    """
+
+
+@_command(
+    "inspection.show_preview",
+    "preview session.json",
+    'preview session.json --message "Go on." --policy research --request',
+    "preview refunds.evalset.json --case late_refund",
+)
+@click.argument("path", metavar="SESSION.json")
+@click.option("--case", metavar="ID", help="The case of an evalset; else its first.")
+@click.option("--message", metavar="TEXT", help="The user's next message.")
+@click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
+@click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
+@click.option("--model", default="gemini-flash-latest", show_default=True, help="The model's name; it is not called.")
+@click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
+@click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
+@click.option("--request", is_flag=True, help="The request itself, not its description.")
+@_all_option
+@_json_option("The manifest as JSON; with --request, the request.")
+def preview_command() -> None:
+    """Shows the pack that a session's next model call would be sent. No model is called and the session is not touched.
+
+    SESSION.json is a file from `Session.model_dump_json()` or ADK's web page, or an ADK evalset. Where the session
+    waits for a user's message and --message gives none, a placeholder is used. Tools are unknown here, and memories are
+    not searched.
+    """
+
+
+@_command(
+    "tuning.tune",
+    "tune artifacts -o policies",
+    "tune s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
+    "tune artifacts --profile research --check policies/research.toml",
+)
+@click.argument("urls", nargs=-1, metavar="STORES")
+@click.option("--profile", "profiles", multiple=True, help="A profile to tune; can be repeated; else all recorded.")
+@click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
+@click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the halves and of the intervals.")
+@click.option(
+    "--margin",
+    type=_Amount(min=0),
+    default=1.0,
+    show_default=True,
+    help="Points of retention and percent of cost that do not matter.",
+)
+@click.option(
+    "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost allowed for more retention."
+)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
+@click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
+@click.option(
+    "-o",
+    "--output",
+    type=click.Path(file_okay=False, path_type=Path),
+    metavar="FOLDER",
+    help="Writes a policy for each profile there, as PROFILE.toml.",
+)
+@_json_option("A JSON list, an object for each profile.")
+def tune_command() -> None:
+    """Tunes the budgets of each task profile on recorded sessions, and says "no change" where it finds nothing better.
+
+    The sessions of each store are simulated from their first call on, with the recorded answers, under a grid of
+    policies with other shares of evidence, memory and conversation, other cuts, and other numbers of memories. One is
+    chosen on half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
+    retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
+
+    With --check what the policy names changes, and all else stays as recorded; the exit code is 1 where that is worse
+    by more than the margin.
+    """
+
+
+@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-flash-latest")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
+@_json_option("The same as JSON.")
+def exam() -> None:
+    """Asks each later request for what was said before: values, dates, orders, decisions, files, errors, to-dos.
+
+    A question is answered where the answer and its record stand together, readable where an address in the request
+    leads there and a tool reads it, and else lost. No model is asked, and the same packs give the same figures.
+    """
+
+
+@_command("exam.show_arms", "compare", "compare artifacts --app shop", "compare s3://bucket/packs --json")
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@_packs_of
+@_json_option("The same as JSON.")
+def compare_command() -> None:
+    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, failed calls, exam recall,
+    acceptance, each with its interval over sessions.
+
+    A difference is one where its chance is below 1%, adjusted for the number of comparisons, and both arms have 30
+    sessions; else it says about how many more it would take to see one of this size.
+    """
+
+
+@_command("usage.show_usage", "usage", "usage --app shop --by model", "usage --session s1 --by agent --by day --json")
+@_stored_packs
+@click.option(
+    "--by",
+    type=click.Choice(["agent", "day", "model", "session"]),
+    multiple=True,
+    default=("agent", "day"),
+    help="A row for each of these, agent and day by default; may be given more than once.",
+)
+@_json_option("The same as JSON; null is unknown.")
+def usage() -> None:
+    """Shows what recorded calls used: estimates against what providers reported, cached share and cost.
+
+    Below it lists what each strategy did to the requests, with the tokens that it freed and those that had to be read
+    anew, and an estimate of what the same calls would have read without packs.
+
+    Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
+    what has no known price, is unknown and never 0. Days are in UTC.
+    """
+
+
+@_command(
+    "stores.forget_files",
+    "forget --app shop --user ann --yes",
+    "forget --app shop --user ann --session s1",
+    "forget --older-than 30 --yes",
+)
+@_stored_packs
+@click.option("--older-than", "days", type=_Amount(min=0), metavar="DAYS", help="What is older, of all or of one user.")
+@click.option("--yes", "delete", is_flag=True, help="Delete; without it, only show what would be deleted.")
+@_json_option("A JSON object with what was found.")
+def forget() -> None:
+    """Deletes all files of a user or of one session from a store, or what is older than some days.
+
+    These are packs, messages, evidence, summaries, calibration, artifacts in the same store, and what waits on this
+    machine to be written. With a session those of the agents that ran as tools for it go, too; evidence that other
+    sessions name stays. Memories in a memory service are not touched, and neither are files that are not ours.
+
+    With --older-than packs go by chains, from one cut to the next: a chain that goes on stays whole. Artifacts stay.
+
+    The exit code is 3 where a pack could not be read; then no pack of its session goes for its age.
+    """
+
+
+@_command(
+    "browser.serve_pages", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1"
+)
+@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
+@click.option(
+    "--token",
+    envvar="AETHER_CONTEXT_TOKEN",
+    show_envvar=True,
+    help="The token that readers must send, at least 16 characters; best set in the environment.",
+)
+@click.option(
+    "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
+)
+@_packs_of
+def serve() -> None:
+    """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
+
+    It only reads the store. To listen on another address than this machine's own it needs a token, which readers send
+    once as ?token=…, or as the header "Authorization: Bearer …".
+
+    With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
+    holds no script. Needs the extra "viewer".
+    """
+
+
+@_command(
+    "demonstration.run_demo", "demo", "demo --window 4000", "demo --model gemini-flash-latest --store memory://demo"
+)
+@click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
+@_store_option
+@click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
+def demo() -> None:
+    """Runs a small agent with the plugin attached, and shows what its packs held."""

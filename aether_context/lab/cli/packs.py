@@ -1,0 +1,114 @@
+"""Finds packs in a store by place or by part of their id, and `aether-context list`."""
+
+from __future__ import annotations
+
+from aether_context.canonical import JSON
+from aether_context.errors import AetherContextError, PackNotFound, StoreError
+from aether_context.lab.cli.terminal import (
+    NOT_THERE,
+    moment,
+    one_line,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    watched,
+)
+from aether_context.lab.reading import session_packs
+from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import name_of
+
+_MOST_DIGITS = 6
+"""Digits of a call's number; what has more is a hash."""
+_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", "epoch", "asked")
+
+# Finding packs. See `PackStore` for what a place is.
+
+
+def require(store: PackStore) -> PackStore:
+    """The store; `StoreError` where it does not exist."""
+    if not store.files.is_there():
+        raise StoreError(f"no packs in {store.url}: there is no such store")
+    return store
+
+
+def whose(**selection: str | None) -> str:
+    """The selection of app, user and session for the middle of a sentence; empty where there is none."""
+    selected = [(name, selection.get(name)) for name in ("app", "user", "session")]
+    words = " ".join(f"{name} {value!r}" for name, value in selected if value is not None)
+    return f" of {words}" if words else ""
+
+
+def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
+    """The place of a pack.
+
+    Args:
+        pack: the number of a call in a session, an id, its beginning, or the hash at its end; None or ``latest`` for
+            the newest one.
+        session: the session whose calls are numbered; None takes that of the newest pack.
+    """
+    require(store)
+    if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
+        for call in reversed(session_packs(store, session=session)):  # sessions that begin anew number their calls anew
+            if call.number == int(pack) and (call.caller is None if session is None else call.session == session):
+                return store.place(call)
+    if pack not in (None, "latest"):
+        return store.find(pack)
+    newest = store.places(session=session)[-1:]
+    if not newest:
+        raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
+    return newest[0]
+
+
+def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:
+    """The store and the place of a pack, given what `find` takes."""
+    store = PackStore(url)
+    return store, find(store, pack, session)
+
+
+# `aether-context list`: a row per pack.
+
+
+def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
+    store = require(PackStore(url))
+    listed = store.listed(**selection)
+    rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
+    shown = dict(list(listed.items())[-limit:]) if limit else listed
+    for place, manifest, _ in watched(store.calls(shown), len(shown)):
+        if isinstance(manifest, AetherContextError):
+            unreadable[name_of(place)] = manifest
+            values.append({"pack_id": name_of(place), "error": one_line(manifest)})
+        elif as_json:
+            values.append(_value(store, manifest))
+        else:
+            rows.append(_row(manifest))
+    if as_json:
+        print_json(values)
+    elif not listed:
+        say_error(f"no packs{whose(**selection)} in {store.url}")
+    else:
+        print_table(_COLUMNS, rows)
+        for name, problem in unreadable.items():
+            say(f"{name} unreadable: {problem}", "red")
+        if len(listed) > len(shown):
+            say("… and earlier ones")
+    return NOT_THERE if unreadable else 0
+
+
+def _row(manifest: Manifest) -> tuple[object, ...]:
+    time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
+    room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
+    agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
+    user_words = one_line(manifest.words, 60)
+    return manifest.number, manifest.pack_id, time, *manifest.session_key, agent, room, epoch, user_words
+
+
+def _value(store: PackStore, manifest: Manifest) -> JSON:
+    names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
+    names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
+    names += ("last_event_time", "validity", "epoch_reason", "words")
+    return {name: getattr(manifest, name) for name in names} | {
+        "epoch": manifest.epoch_number,
+        "events": len(manifest.truncation_events),
+        "uri": store.uri(manifest),
+    }

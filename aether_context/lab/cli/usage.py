@@ -1,0 +1,148 @@
+"""`aether-context usage`: what recorded calls used and cost, and how close their estimates were."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+
+from aether_context.canonical import JSON
+from aether_context.errors import AetherContextError
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.rendering import print_comparison
+from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
+from aether_context.lab.reading import Comparison
+from aether_context.store import Manifest, PackStore
+from aether_context.usage import CallUsage, Totals, accuracy
+
+
+@dataclass(slots=True)
+class _Group:
+    """Calls in one row. ``unanswered`` counts those without a recorded outcome, ``failed`` those without usage.
+
+    ``pairs`` are estimated and reported input tokens.
+    """
+
+    totals: Totals = field(default_factory=Totals)
+    pairs: list[tuple[int, int]] = field(default_factory=list)
+    unanswered: int = 0
+    failed: int = 0
+
+    def add(self, manifest: Manifest, outcome: Mapping[str, JSON] | None) -> None:
+        if outcome is None:
+            self.unanswered += 1
+            return
+        call = CallUsage.of_outcome(outcome, manifest.request_tokens)
+        if call is None:
+            self.failed += 1
+            return
+        system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
+        call = replace(call, system_tokens=system, tool_tokens=tools)
+        self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
+        input_tokens = outcome.get("input_tokens")
+        if isinstance(input_tokens, int) and not call.input_estimated and not manifest.passthrough_reason:
+            self.pairs.append((manifest.request_tokens, input_tokens))
+
+    def figures(self) -> dict[str, JSON]:
+        """The figures of the calls; None is unknown."""
+        totals, cost = self.totals, self.totals.known_cost_usd
+        names: tuple[str, ...] = ("calls", "input_tokens", "output_tokens", "total_tokens", "cached_share")
+        names += ("system_tokens", "tool_tokens", "unpriced_calls")
+        return {name: getattr(totals, name) for name in names} | {
+            "unanswered": self.unanswered,
+            "failed": self.failed,
+            "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
+            "unreported_inputs": totals.estimated_inputs,
+            "unreported_outputs": totals.estimated_outputs,
+            "cost_usd": None if cost is None else float(cost),
+            "estimate": {
+                **accuracy(self.pairs)._asdict(),
+                "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
+                "reported_tokens": sum(reported for _, reported in self.pairs),
+            },
+        }
+
+
+def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
+    """Prints the usage of recorded calls, grouped ``by`` some columns."""
+    store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
+    groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
+    strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
+    all_calls, unreadable = _Group(), list[AetherContextError]()
+    compared = Comparison()
+
+    listed = store.listed(**selection)
+    for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
+        if isinstance(manifest, AetherContextError):
+            unreadable.append(manifest)
+            continue
+        compared.add(manifest, None if outcome is None else CallUsage.of_outcome(outcome, manifest.request_tokens))
+        for act in manifest.strategy_acts:
+            effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
+            strategies[act.strategy].update(cuts=1, **effects)
+        keys = {
+            "agent": manifest.agent,
+            "day": moment(manifest.last_event_time).partition(" ")[0],
+            "model": manifest.model,
+            "session": "/".join([manifest.app, manifest.user, manifest.session]),
+        }
+        for group in (groups[tuple(keys[name] for name in by)], all_calls):
+            group.add(manifest, outcome)
+    rows = [(key, group.figures()) for key, group in sorted(groups.items())]
+    acts = {name: dict(strategies[name]) for name in sorted(strategies)}
+    if as_json:
+        groups_json = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
+        report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
+        sides = {
+            name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
+            for name, side in (("packed", compared.packed), ("unpacked", compared.unpacked))
+        }
+        print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
+    elif not groups:
+        say_error(f"no packs{packs.whose(**selection)} in {store.url}")
+    else:
+        _print(by, rows, all_calls.figures(), acts)
+        say()
+        print_comparison(compared)
+    for fault in () if as_json else unreadable:
+        say_error(f"unreadable: {fault}", "red")
+    return NOT_THERE if unreadable else 0
+
+
+def _print(
+    by: Sequence[str],
+    rows: Sequence[tuple[Sequence[str], Mapping[str, JSON]]],
+    whole: Mapping[str, JSON],
+    strategy_acts: Mapping[str, Mapping[str, int]],
+) -> None:
+    """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
+    table: list[tuple[object, ...]] = []
+    for key, figures in [*rows, (("all", *[""] * (len(by) - 1)), whole)]:
+        close, cached, cost = figures["estimate"], figures["cached_share"], figures["cost_usd"]
+        forms = {"p50": ".1%", "p95": ".1%", "bias": "+.1%"}
+        errors = [None if close[name] is None else format(close[name], form) for name, form in forms.items()]
+        row = (
+            *(*key, figures["calls"], close["estimated_tokens"], close["reported_tokens"], *errors),
+            "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
+            "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
+            None if cached is None else f"{cached:.0%}",
+            None if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
+        )
+        table.append(row)
+    estimates = (">estimated", ">reported", ">p50", ">p95", ">bias")
+    print_table((*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost"), table)
+    notes = {
+        "~ holds calls whose provider reported no usage: the estimate stands for their input, 0 for their output": (
+            whole["unreported_inputs"] or whole["unreported_outputs"]
+        ),
+        f"{whole['unpriced_calls']:,} calls are of models without a known price": whole["unpriced_calls"],
+        f"{whole['failed']:,} calls failed and are not counted": whole["failed"],
+        f"{whole['unanswered']:,} packs have no answer on record and are not counted": whole["unanswered"],
+    }
+    for note, holds in notes.items():
+        if holds:
+            say(note)
+    if strategy_acts:
+        say()
+        columns = ("strategy", ">cuts", ">removed", ">replaced", ">freed", ">read anew")
+        print_table(columns, [(name, *sums.values()) for name, sums in strategy_acts.items()])

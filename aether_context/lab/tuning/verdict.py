@@ -1,0 +1,196 @@
+"""Verdicts on the results of policies: which one is better than the base, and whether that is more than chance."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from aether_context.lab.exam.intervals import (
+    LEAST_SESSIONS,
+    Interval,
+    effective,
+    holm,
+    needed_sessions,
+    paired_difference,
+)
+from aether_context.lab.exam.recordings import SessionFolder
+from aether_context.lab.tuning.simulation import Played
+
+# What the results of policies say.
+
+_ALPHA = 0.05
+
+Outcomes: TypeAlias = Mapping[SessionFolder, Played]
+"""The results of sessions under one policy."""
+Kind: TypeAlias = Literal["cheaper at the same retention", "more kept", "no change", "holds", "loses"]
+"""The last two are those of a policy that was given to be checked."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Compared:
+    """The comparison of two policies.
+
+    Attributes:
+        cost: relative difference in percent, the mean over the sessions that count.
+        retention: difference in percentage points, the mean over those of them in which anything was needed.
+        bill: relative difference of the total cost of all sessions, in percent.
+        sessions: number of sessions played.
+        weight: their effective number, weighted by cost.
+        over: additional requests larger than the window.
+        unplayed: number of sessions that cannot be played under the other policy.
+    """
+
+    cost: Interval
+    retention: Interval
+    bill: float
+    sessions: int
+    weight: float
+    over: int
+    unplayed: int
+
+    def __str__(self) -> str:
+        cost, retention = self.cost.text("%"), self.retention.text(" points")
+        return f"{self.cost.sessions} of {self.sessions} sessions: cost {cost}, retention {retention}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TuningVerdict:
+    """The result for one profile.
+
+    ``trials`` are the policies of the grid on the sessions that were searched, ``chosen`` is the name of the one that
+    was tested on the others, with the result ``check``. ``chance`` is the p-value of the difference, adjusted for the
+    number of profiles.
+    """
+
+    kind: Kind
+    reason: str
+    trials: Mapping[str, Compared]
+    chosen: str | None = None
+    check: Compared | None = None
+    chance: float = 1.0
+
+    def __str__(self) -> str:
+        price = f" for {self.check.cost.mean:+.1f}%" if self.kind == "more kept" and self.check is not None else ""
+        return f"{self.kind}{price}: {self.reason}"
+
+
+def compare(
+    base_outcomes: Outcomes, new: Outcomes, seed: int, counting: frozenset[SessionFolder] | None = None
+) -> Compared:
+    """Compares two policies over the sessions in which they differ, or over others that count."""
+    counting = _differing(base_outcomes, new) if counting is None else counting
+    pairs = {folder: (base_outcomes[folder], new[folder]) for folder in base_outcomes if folder in new}
+    counted = [pair for folder, pair in pairs.items() if folder in counting]
+    retentions = [(base.retention, other.retention) for base, other in counted]
+    total = sum(base.cost for base, _ in pairs.values())
+    return Compared(
+        cost=paired_difference([_percent(base.cost, other.cost) for base, other in counted], seed),
+        retention=paired_difference([b - a for a, b in retentions if a is not None and b is not None], seed + 1),
+        bill=_percent(total, sum(other.cost for _, other in pairs.values())),
+        sessions=len(pairs),
+        weight=effective([base.cost for base, _ in pairs.values()]),
+        over=sum(other.over - base.over for base, other in pairs.values()),
+        unplayed=len(base_outcomes) - len(pairs),
+    )
+
+
+def _differing(base_outcomes: Outcomes, new: Outcomes) -> frozenset[SessionFolder]:
+    pairs = ((folder, played, new[folder]) for folder, played in base_outcomes.items() if folder in new)
+    return frozenset(folder for folder, a, b in pairs if (a.cost, a.kept) != (b.cost, b.kept))
+
+
+def _percent(base_value: float, new_value: float) -> float:
+    return 100 * (new_value / base_value - 1) if base_value else 0.0
+
+
+def search(base: Outcomes, other_outcomes: Mapping[str, Outcomes], seed: int) -> Mapping[str, Compared]:
+    """Policies against the base, over the sessions that any of them changes: many are never near their window."""
+    counting = frozenset[SessionFolder]().union(*(_differing(base, outcomes) for outcomes in other_outcomes.values()))
+    return {name: compare(base, outcomes, seed, counting) for name, outcomes in other_outcomes.items()}
+
+
+def decide(
+    trials: Mapping[str, Compared], test: Callable[[str], Compared], *, margin: float = 1.0, spend: float = 0.0
+) -> TuningVerdict:
+    """Chooses a policy by some sessions, and says whether it holds on others.
+
+    It is the cheapest whose retention is within the margin of the base's, or else the one that keeps most for what may
+    be spent; where something may be spent, the latter comes first. Half of the margin is left for the test, since a
+    choice made on some sessions does a little worse on others.
+
+    Args:
+        trials: the policies on the sessions that were searched.
+        test: compares the policy of a name with the base on the others.
+        margin: percentage points of retention, and percent of cost, that do not matter.
+        spend: percent of additional cost that is allowed for more retention.
+    """
+    allowed = {name: trial for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed}
+    cheaper = {n: t for n, t in allowed.items() if t.cost.mean < -margin and t.retention.mean >= -margin / 2}
+    more = {name: trial for name, trial in allowed.items() if trial.retention.mean > margin}
+    better = {name: trial for name, trial in more.items() if trial.cost.mean <= spend}
+    kind: Kind
+    # Of equals the first is taken, since single factors come before combinations.
+    if cheaper and not (better and spend):
+        kind, winner = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
+        check = test(winner)
+        chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
+        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean, _ALPHA)
+        needs = max(of_cost, needed_sessions(check.retention.deviation, margin, _ALPHA))
+    elif better:
+        kind, winner = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
+        check = test(winner)
+        chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
+        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean, _ALPHA)
+    else:
+        reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
+        if more:
+            name, trial = min(more.items(), key=lambda pair: pair[1].cost.mean)
+            reason += f"; {name!r} keeps {trial.retention.mean:.1f} points more for {trial.cost.mean:.1f}% (--spend)"
+        if not any(trial.sessions for trial in trials.values()):
+            reason = "no session can be played"
+        return TuningVerdict(kind="no change", reason=reason, trials=trials)
+    reason = f"{winner!r} holds on sessions that were not searched"
+    takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
+    # Where answers used nothing, nothing is known of what a policy keeps.
+    sessions = min(check.cost.sessions, check.retention.sessions)
+    if sessions < LEAST_SESSIONS:
+        kind, chance = "no change", 1.0
+        reason = (
+            f"too few sessions: of {check.sessions} that were not searched {winner!r} changes {sessions} whose answers "
+            f"used anything; {takes}"
+        )
+    elif chance > _ALPHA:
+        kind, reason = "no change", f"{winner!r} does not hold on sessions that were not searched; {takes}"
+    elif faults := _faults(check):
+        kind, reason = "no change", f"with {winner!r} {faults}"
+    return TuningVerdict(kind=kind, reason=reason, trials=trials, chosen=winner, check=check, chance=chance)
+
+
+def checked(comparison: Compared, margin: float) -> TuningVerdict:
+    """Tells whether a policy is worse by more than the margin, over all sessions."""
+    reason = _faults(comparison)
+    if max(-comparison.retention.mean, comparison.cost.mean) > margin:
+        reason = f"it is worse by more than {margin:g}"
+    if not comparison.sessions:
+        reason = "no session can be played"
+    kind: Kind = "loses" if reason else "holds"
+    return TuningVerdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
+
+
+def _faults(compared: Compared) -> str:
+    if compared.over > 0:
+        return f"{compared.over} more requests pass the window"
+    return f"{compared.unplayed} sessions cannot be played" if compared.unplayed else ""
+
+
+def adjusted(verdicts: Sequence[TuningVerdict]) -> list[TuningVerdict]:
+    """The verdicts of several profiles, with p-values adjusted for their number."""
+    tested = [number for number, verdict in enumerate(verdicts) if verdict.chance < 1]
+    adjusted_verdicts = list(verdicts)
+    for number, chance in zip(tested, holm([verdicts[number].chance for number in tested]), strict=True):
+        adjusted_verdicts[number] = replace(adjusted_verdicts[number], chance=chance)
+        if chance > _ALPHA and adjusted_verdicts[number].kind != "no change":
+            reason = f"{adjusted_verdicts[number].chosen!r} does not hold beside what was found for other profiles"
+            adjusted_verdicts[number] = replace(adjusted_verdicts[number], kind="no change", reason=reason)
+    return adjusted_verdicts
