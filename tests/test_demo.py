@@ -76,14 +76,15 @@ def test_the_page_ends_with_commands_that_run(demo: Ran, command: str) -> None:
 
 def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:
     readme = (Path(__file__).parent.parent / "README.md").read_text(encoding="utf-8")
-    calls, fewer, cheaper, over = re.search(
-        r"Its (\d+) calls read\s+about (\w+) times fewer tokens .* cost ([\d.]+) times less; (\d+) of them", readme
+    calls, fewer, over = re.search(
+        r"Its (\d+) calls read\s+about ([\d.]+) times fewer tokens .* cost about half; (\d+) of them", readme
     ).groups()
     result = r"(\d+) calls .*: ([\d.]+) × fewer tokens, ([\d.]+) × cheaper; (\d+) would"
     shown = re.search(result, demo.output).groups()
     assert (calls, over) == (shown[0], shown[3])
-    assert abs({"four": 4, "five": 5, "six": 6}[fewer] - float(shown[1])) < 0.5
-    assert abs(float(cheaper) - float(shown[2])) < 0.15
+    # The package's source is what the agent reads, so that the figures move a little with each change of it.
+    assert abs(float(fewer) - float(shown[1])) < 0.5
+    assert 1.8 < float(shown[2]) < 2.5
 
 
 def compared(output: str) -> dict[str, list[str]]:
