@@ -393,8 +393,8 @@ def _words(text: str) -> frozenset[str]:
 @lru_cache(maxsize=8_192)
 def offloaded_to(content: Content) -> str:
     """The address of all of a tool's result, where an extract came in its place; empty where none did."""
-    responses = (part.text for part in content.responses if part.name not in (READ, SEARCH))
-    return next((uri for text in responses if _OFFLOADED in text for uri in artifact_uris(text)), "")
+    responses = (part.text.partition(_OFFLOADED) for part in content.responses if part.name not in (READ, SEARCH))
+    return next((uri for _, key, rest in responses if key for uri in artifact_uris(key + rest)), "")
 
 
 def _addresses_of(items: Iterable[Outgoing]) -> list[tuple[frozenset[str], frozenset[str]]]:
