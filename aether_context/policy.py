@@ -278,10 +278,15 @@ class OffloadSettings(_Settings):
     """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
     1.25 times as many stay as they are, tables, lists and JSON up to five times."""
     tools: Mapping[str, str] = {}
-    """``never``, ``threshold``, ``always``, ``instructs``, ``acts``, or the name of a registered extractor, by tool.
-    What a tool gives that ``instructs`` stays whole through every cut, like the body of an active skill. A tool that
-    ``acts`` is treated as under ``threshold``; the summary keeps its calls with their short results, as it does for
-    tools whose names or results tell of a change."""
+    """``whole``, ``keep``, ``threshold``, ``always``, ``instructs``, ``acts``, or the name of a registered extractor,
+    by tool. Under ``whole`` a result is not shortened when it comes; under ``keep`` cuts leave it, too, the latest that
+    a quarter of the window holds. What a tool gives that ``instructs`` stays through cuts in the payload, like the body
+    of an active skill. A tool that ``acts`` is treated as under ``threshold``; the summary keeps its calls with their
+    short results, as it does for tools whose names or results tell of a change."""
+
+    def tools_under(self, *rules: str) -> frozenset[str]:
+        """The tools that have one of these rules."""
+        return frozenset(name for name, rule in self.tools.items() if rule in rules)
 
     def for_window(self, window: int) -> OffloadSettings:
         """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of
