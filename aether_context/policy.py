@@ -659,16 +659,33 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(f"policy file {path} cannot be read: {error}") from error
 
 
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number, without quotes"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "a table"),
+    **dict.fromkeys(("tuple_type",), "a list"),
+    **dict.fromkeys(("string_type",), "a text, in quotes"),
+}
+"""Values by the kinds of pydantic's errors, in the words of TOML."""
+_ALTERNATIVES = {_OF_ALL: ", or 'model'", _BY_MODEL: ", or 'model'", "literal[": ", or a table", "[key]": ""}
+"""The other values that may stand there, by the steps that pydantic adds to a field's path."""
+
+
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
     """The error for the first fault: field, value, file and cure."""
     first = error.errors()[0]
-    location = [str(key) for key in first["loc"] if key not in (_OF_ALL, _BY_MODEL)]
+    keys = [str(key).partition("'")[0] for key in first["loc"]]
+    location = [key for key in keys if key not in _ALTERNATIVES]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if first["type"] == "extra_forbidden":
         hint = near_names(location[-1], _field_names(model, location[:-1]))
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
-    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")  # as TOML has it
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be ", "give ")
+    if message.startswith("give "):
+        message = message.replace("give greater", "give a number greater").replace("give less", "give a number less")
+        message = f"give {_EXPECTED[first['type']]}" if first["type"] in _EXPECTED else message
+        message += "".join(_ALTERNATIVES.get(key, "") for key in keys)
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):

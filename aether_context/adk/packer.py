@@ -192,6 +192,8 @@ class RequestPacker:
                 pick = counters.ready(call.model)
                 if pick is None:
                     pick = await counted_in_time(self.policy.tokens.counter, partial(counters.pick, call.model))
+                for problem in pick.problems:
+                    self._failures.report(problem)
                 enriched = enriched or await self._enrich(call, state)
                 await take_turn()
                 prepared, pack = await self._build(enriched, pick, state)
