@@ -402,6 +402,9 @@ class PackPolicy(_Settings):
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"] | Mapping[str, Any]] = {}
     """Policies of single agents, by agent name: a profile, or a table with fields of a policy, but for those of the
     whole app: ``agents``, ``limits``, ``offload``, ``record``, ``redact``, ``redact_prompt`` and ``tokens``."""
+    enabled: bool = True
+    """Whether requests are packed. With false in an agent's table these stay as they came and leave no record; what the
+    agent uses counts for limits, and others see its turns as any other's."""
     sees: Literal["all", "own"] = "all"
     """``own`` leaves other agents' turns out, but for the last that each of them said before this agent went on."""
     planners: tuple[str, ...] = ()
@@ -526,6 +529,11 @@ class PackPolicy(_Settings):
         # Without the tables, each of which is checked by this where a policy is made.
         base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"})).for_profile(profile)
         return base.changed(**rest) if rest else base
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """The agents that ``enabled = false`` leaves alone."""
+        return tuple(sorted(name for name in self.agents if not self.for_agent(name).enabled))
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.

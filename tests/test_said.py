@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
-from scripted import Chat
+from google.adk.agents import LlmAgent
+from scripted import Chat, Scripted
 
 from aether_context import PackPolicy, PackStore
 from aether_context.errors import PolicyError, StoreError
@@ -57,3 +59,12 @@ def test_a_counter_whose_library_is_absent_is_told_once(
     chat.say("one", "two")
     chat.say("three", session="s2")
     assert [told.endswith(": pip install tiktoken") for told in warnings_of(caplog)] == [True]
+
+
+def test_a_page_answers_what_adk_advises_where_agents_can_transfer(caplog: pytest.LogCaptureFixture):
+    sub = LlmAgent(name="teller", model=Scripted(), description="Tells.")
+    Chat(agent=LlmAgent(name="lead", model=Scripted(), sub_agents=[sub]))
+    (advice,) = [record.message for record in caplog.records if "context_cache_config" in record.message]
+    assert "can transfer between agents" in advice
+    page = (Path(__file__).parent.parent / "docs" / "providers.md").read_text(encoding="utf-8")
+    assert "If agents can transfer, ADK advises at each start to set `App(context_cache_config=…)`." in page

@@ -26,6 +26,8 @@ ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"}
 ESSENTIAL_MARK = "aether_context.essential"
 """A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
 
+OFF = "enabled = false: the request was left alone"
+
 SessionKey: TypeAlias = tuple[str, str, str]
 """App, user, session."""
 AgentKey: TypeAlias = tuple[str, str, str, str, str]
@@ -149,6 +151,8 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
         reason = "interactions API: only the current turn is sent, the request was left alone"
+    elif not policy.enabled:
+        reason = OFF
     return ModelCall(
         context=context,
         request=request,
