@@ -8,7 +8,11 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
-from scripted import Chat, Scripted
+from google.adk.tools.agent_tool import AgentTool
+from google.adk.tools.base_toolset import BaseToolset
+from google.adk.tools.function_tool import FunctionTool
+from google.adk.workflow import START, Workflow
+from scripted import Chat, Scripted, call, look_up, send_mail
 
 from aether_context import PackPolicy, PackStore
 from aether_context.errors import PolicyError, StoreError
@@ -68,3 +72,52 @@ def test_a_page_answers_what_adk_advises_where_agents_can_transfer(caplog: pytes
     assert "can transfer between agents" in advice
     page = (Path(__file__).parent.parent / "docs" / "providers.md").read_text(encoding="utf-8")
     assert "If agents can transfer, ADK advises at each start to set `App(context_cache_config=…)`." in page
+
+
+def lacking(caplog: pytest.LogCaptureFixture) -> list[str]:
+    return [told for told in warnings_of(caplog) if told.startswith("the policy names")]
+
+
+def test_names_that_no_agent_has_are_told_once_at_the_first_call(caplog: pytest.LogCaptureFixture):
+    policy = PackPolicy(
+        agents={"clark": "research", "helper": "coding"},
+        limits={"agents": {"*": {"total_tokens": 90_000}, "boss": {"total_tokens": 9_000}}},
+        tools={"always": ["look_up"]},
+        offload={"tools": {"lookup": "keep", "send_mail": "whole"}},
+    )
+    helper = AgentTool(LlmAgent(name="helper", model=Scripted(script=["ok"], sent=[]), tools=[send_mail]))
+    chat = Chat([call("helper", request="help"), "ok"], [look_up, helper], policy)
+    chat.say("one")
+    names = ("agent 'boss'", "agent 'clark'", "tool 'lookup'")
+    assert [told.partition(", which app 'shop' lacks: ")[0] for told in lacking(caplog)] == [
+        f"the policy names the {name}" for name in names
+    ]
+    assert lacking(caplog)[1].endswith("did you mean 'clerk'?")
+    chat.say("two", session="s2")
+    assert len(lacking(caplog)) == 3
+
+
+class Tools(BaseToolset):
+    async def get_tools(self, readonly_context: Any = None) -> list[Any]:
+        return [FunctionTool(look_up)]
+
+    async def close(self) -> None:
+        return None
+
+
+def test_a_tool_is_missed_when_all_toolsets_have_told_theirs(caplog: pytest.LogCaptureFixture):
+    sub = LlmAgent(name="teller", model=Scripted(script=["ok"], sent=[]), description="Tells.", tools=[Tools()])
+    root = Scripted(script=["ok", call("transfer_to_agent", agent_name="teller")], sent=[])
+    lead = LlmAgent(name="lead", model=root, tools=[Tools()], sub_agents=[sub])
+    chat = Chat(agent=lead, policy=PackPolicy(offload={"tools": {"look_up": "keep", "lock_up": "keep"}}))
+    chat.say("one")
+    assert lacking(caplog) == []
+    chat.say("two")
+    assert lacking(caplog) == ["the policy names the tool 'lock_up', which app 'shop' lacks: did you mean 'look_up'?"]
+
+
+def test_a_workflow_in_which_no_agent_sees_the_others_misses_none(caplog: pytest.LogCaptureFixture):
+    clerk, travel = (LlmAgent(name=name, model=Scripted(script=["ok"], sent=[])) for name in ("clerk", "travel"))
+    flow: Any = Workflow(name="flow", edges=[(START, clerk), (clerk, travel)])
+    Chat(agent=flow, policy=PackPolicy(agents={"travel": "research"})).say("one")
+    assert lacking(caplog) == []
