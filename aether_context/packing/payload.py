@@ -190,10 +190,7 @@ def payload_text(
         ("EVIDENCE", "\n".join(evidence_lines[moved:])),
         ("MEMORY", "\n".join(candidate.line for candidate in sorted(memory, key=_moment))),
     )
-    tail = _sections(
-        ("ACCEPTANCE", checklist(step)),
-        ("TOP EVIDENCE", "\n".join(evidence_lines[:moved])),
-    )
+    tail = _sections(("ACCEPTANCE", checklist(step)), ("TOP EVIDENCE", "\n".join(evidence_lines[:moved])))
     if not (head or tail or instructions):
         return None
     if settings.recitation and step.text:
