@@ -176,6 +176,7 @@ class NamedInPolicy:
         agents = {name for policy in policies for name in (*policy.agents, *policy.planners, *policy.limits.agents)}
         self._agents = agents - {"*"}
         self._tools = {name for policy in policies for name in (*policy.tools.always, *policy.offload.tools)}
+        self.are_given = bool(self._agents or self._tools)
         self._tools_seen: dict[str, dict[str, set[str]]] = defaultdict(dict)
         """The tools in requests, by app and agent: only these tell what a toolset has."""
 

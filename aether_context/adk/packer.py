@@ -218,8 +218,9 @@ class RequestPacker:
         economical one, with a note, where a limit is near.
         """
         call = call_of(context, request, self._policy_of(context.agent_name, "", 0), state.key)
-        for problem in self._failures.guarded(partial(self._parts.names.unknown, call), list[str]()):
-            self._failures.warn_once(problem)
+        if self._parts.names.are_given:
+            for problem in self._failures.guarded(partial(self._parts.names.unknown, call), list[str]()):
+                self._failures.warn_once(problem)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask

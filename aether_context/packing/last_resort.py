@@ -82,7 +82,8 @@ def bring_within_window(draft: Draft) -> None:
         act(draft)
         excess = excess_tokens(draft)
     _tell_thoughtless(draft)
-    _tell_unkept(draft)
+    if draft.policy.offload.tools:
+        _tell_unkept(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
     is_summarized = draft.history.sent_summary or any(
