@@ -7,7 +7,7 @@ the default strategy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from aether_context.conversation import (
@@ -215,21 +215,21 @@ def note_contents(
     draft.note(event)
 
 
-def kept_results(draft: Draft) -> dict[int, bool]:
-    """The contents with results of tools under ``keep``, by index, the latest first: whether a quarter of the window
-    holds it beside those behind it."""
-    names, room, fits = draft.policy.offload.tools_under("keep"), draft.input.window // 4, dict[int, bool]()
+def kept_results(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
+    """The results of tools under ``keep``, the latest first: the index of the content, the tool, the text, and whether
+    a quarter of the window holds it beside those behind it."""
+    names, room = draft.policy.offload.tools_under("keep"), draft.input.window // 4
     contents = draft.input.request.contents if names else ()
     for at in reversed(range(len(contents))):
-        if names.intersection(name for name, _ in results_in(contents[at])):
-            fits[at] = draft.raw_tokens[at] <= room
-            room -= fits[at] * draft.raw_tokens[at]
-    return fits
+        results = [(name, text) for name, text in results_in(contents[at]) if name in names]
+        fits = draft.raw_tokens[at] <= room
+        room -= draft.raw_tokens[at] if results and fits else 0
+        yield from ((at, name, text, fits) for name, text in results)
 
 
 def _anchors(draft: Draft) -> tuple[Anchor, ...]:
     """The contents that the host or its user marked, and the results that the policy keeps."""
-    places = [draft.input.request.positions[at] for at, fits in kept_results(draft).items() if fits]
+    places = {draft.input.request.positions[at] for at, _, _, fits in kept_results(draft) if fits}
     results = [Anchor(place=at, kind="custom", priority=_KEPT_PRIORITY, description="kept result") for at in places]
     return ranked_anchors([*draft.input.host.anchors, *results])
 

@@ -131,14 +131,12 @@ def _tell_thoughtless(draft: Draft) -> None:
 
 def _tell_unkept(draft: Draft) -> None:
     """Notes each tool under ``keep`` of which a result is not whole in the request any more, with the reason."""
-    names, contents, notes = draft.policy.offload.tools_under("keep"), draft.input.request.contents, list[str]()
-    for at, fits in kept_results(draft).items():
-        place = item_place(draft.history.items, at)
-        parts = draft.history.items[place].content.parts if place is not None else ()
-        for name, text in payload.results_in(contents[at]):
-            if name in names and not any(text in part.text for part in parts):
-                why = "the window has no room for it" if fits else "later ones fill a quarter of the window"
-                notes.append(f"offload.tools: a result of {name!r}, whose rule is keep, left the request: {why}")
+    items, notes = draft.history.items, list[str]()
+    for at, name, text, fits in kept_results(draft):
+        place = item_place(items, at)
+        if place is None or not any(text in part.text for part in items[place].content.parts):
+            why = "the window has no room for it" if fits else "later ones fill a quarter of the window"
+            notes.append(f"offload.tools: a result of {name!r}, whose rule is keep, left the request: {why}")
     draft.account = draft.account._replace(degradations=(*draft.account.degradations, *dict.fromkeys(notes)))
 
 
