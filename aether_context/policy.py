@@ -278,10 +278,15 @@ class OffloadSettings(_Settings):
     """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
     1.25 times as many stay as they are, tables, lists and JSON up to five times."""
     tools: Mapping[str, str] = {}
-    """``never``, ``threshold``, ``always``, ``instructs``, ``acts``, or the name of a registered extractor, by tool.
-    What a tool gives that ``instructs`` stays whole through every cut, like the body of an active skill. A tool that
-    ``acts`` is treated as under ``threshold``; the summary keeps its calls with their short results, as it does for
-    tools whose names or results tell of a change."""
+    """``whole``, ``keep``, ``threshold``, ``always``, ``instructs``, ``acts``, or the name of a registered extractor,
+    by tool. Under ``whole`` a result is not shortened when it comes; under ``keep`` cuts leave it, too, the latest that
+    a quarter of the window holds. What a tool gives that ``instructs`` stays through cuts in the payload, like the body
+    of an active skill. A tool that ``acts`` is treated as under ``threshold``; the summary keeps its calls with their
+    short results, as it does for tools whose names or results tell of a change."""
+
+    def tools_under(self, *rules: str) -> frozenset[str]:
+        """The tools that have one of these rules."""
+        return frozenset(name for name, rule in self.tools.items() if rule in rules)
 
     def for_window(self, window: int) -> OffloadSettings:
         """These settings with the limit for a window in tokens. Windows below 8,000 have the limit of
@@ -397,6 +402,9 @@ class PackPolicy(_Settings):
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"] | Mapping[str, Any]] = {}
     """Policies of single agents, by agent name: a profile, or a table with fields of a policy, but for those of the
     whole app: ``agents``, ``limits``, ``offload``, ``record``, ``redact``, ``redact_prompt`` and ``tokens``."""
+    enabled: bool = True
+    """Whether requests are packed. With false in an agent's table these stay as they came and leave no record; what the
+    agent uses counts for limits, and others see its turns as any other's."""
     sees: Literal["all", "own"] = "all"
     """``own`` leaves other agents' turns out, but for the last that each of them said before this agent went on."""
     planners: tuple[str, ...] = ()
@@ -521,6 +529,11 @@ class PackPolicy(_Settings):
         # Without the tables, each of which is checked by this where a policy is made.
         base = PackPolicy(**self.model_dump(exclude_unset=True, exclude={"agents"})).for_profile(profile)
         return base.changed(**rest) if rest else base
+
+    @property
+    def off(self) -> tuple[str, ...]:
+        """The agents that ``enabled = false`` leaves alone."""
+        return tuple(sorted(name for name in self.agents if not self.for_agent(name).enabled))
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.
@@ -654,16 +667,33 @@ def _read(source: str | Path | None) -> tuple[dict[str, Any], str | None]:
         raise PolicyError(f"policy file {path} cannot be read: {error}") from error
 
 
+_EXPECTED = {
+    **dict.fromkeys(("int_type", "int_from_float"), "a whole number, without quotes"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("dict_type", "mapping_type", "model_type"), "a table"),
+    **dict.fromkeys(("tuple_type",), "a list"),
+    **dict.fromkeys(("string_type",), "a text, in quotes"),
+}
+"""Values by the kinds of pydantic's errors, in the words of TOML."""
+_ALTERNATIVES = {_OF_ALL: ", or 'model'", _BY_MODEL: ", or 'model'", "literal[": ", or a table", "[key]": ""}
+"""The other values that may stand there, by the steps that pydantic adds to a field's path."""
+
+
 def _policy_error(error: ValidationError, model: type[BaseModel], origin: str | None) -> PolicyError:
     """The error for the first fault: field, value, file and cure."""
     first = error.errors()[0]
-    location = [str(key) for key in first["loc"] if key not in (_OF_ALL, _BY_MODEL)]
+    keys = [str(key).partition("'")[0] for key in first["loc"]]
+    location = [key for key in keys if key not in _ALTERNATIVES]
     name = ".".join(location) or "policy"
     where = f" in {origin}" if origin else ""
     if first["type"] == "extra_forbidden":
         hint = near_names(location[-1], _field_names(model, location[:-1]))
         return PolicyError(f"unknown field {name!r}{where}: {hint}", field=name)
-    message = first["msg"].removeprefix("Value error, ").replace("a valid tuple", "a list")  # as TOML has it
+    message = first["msg"].removeprefix("Value error, ").replace("Input should be ", "give ")
+    if message.startswith("give "):
+        message = message.replace("give greater", "give a number greater").replace("give less", "give a number less")
+        message = f"give {_EXPECTED[first['type']]}" if first["type"] in _EXPECTED else message
+        message += "".join(_ALTERNATIVES.get(key, "") for key in keys)
     try:
         value = "" if isinstance(first["input"], (dict, Mapping)) else f" = {first['input']!r:.200}"
     except (ValueError, RecursionError):

@@ -82,7 +82,7 @@ def rules(**settings: Any) -> PackPolicy:
     return PackPolicy(max_input_tokens=128_000, **settings)
 
 
-NEVER = {"read_log": "never", "read_note": "never"}
+NEVER = {"read_log": "whole", "read_note": "whole"}
 ONE = types.GenerateContentConfig(
     tool_config=types.ToolConfig(
         function_calling_config=types.FunctionCallingConfig(mode="ANY", allowed_function_names=["read_note"])

@@ -362,7 +362,7 @@ def test_what_two_tools_give_alike_is_offloaded_of_both() -> None:
         return page(name)
 
     script = [[call(name, name="p1") for name in ("page", "source", "kept")], "read", call("source", name="p1")]
-    policy = PackPolicy(max_input_tokens=30_000, offload={"tools": {"kept": "never"}})
+    policy = PackPolicy(max_input_tokens=30_000, offload={"tools": {"kept": "whole"}})
     chat = Chat(script=script, tools=[page, source, kept], policy=policy)
     chat.say("What does it say?", "And now?")
     assert ["artifact" in answer for answer in chat.sent[-1].answers()] == [True, True, False, True]

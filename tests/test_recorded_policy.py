@@ -20,7 +20,7 @@ SETTINGS = [
     {
         "agents": {"clerk": "research"},
         "limits": {"session": {"input_tokens": 9_000}},
-        "offload": {"tools": {"a": "never"}},
+        "offload": {"tools": {"a": "keep"}},
     },
 ]
 

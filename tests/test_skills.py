@@ -201,7 +201,7 @@ def read_rules(area: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize("marked", [True, False])
 def test_a_tool_that_the_policy_marks_instructs_and_no_other_does(marked: bool):
-    offload = {"tools": {"read_rules": "instructs"}} if marked else {"tools": {"look_up": "never"}}
+    offload = {"tools": {"read_rules": "instructs"}} if marked else {"tools": {"look_up": "whole"}}
     script = [call("read_rules", area="stairs"), *(prose(at + 500, 50) for at in range(30))]
     chat = Chat(script, [read_rules, look_up], small(6_000, offload=offload))
     chat.say(*turns(14))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,6 +17,7 @@ from google.genai import types
 
 from aether_context.adk.windows import ServedModel, Window, served_models
 from aether_context.conversation.quotes import opens
+from aether_context.errors import near_names
 from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
@@ -25,6 +27,8 @@ ESSENTIAL = frozenset({"transfer_to_agent", "set_model_response", "finish_task"}
 """ADK's own tools, which are never narrowed away."""
 ESSENTIAL_MARK = "aether_context.essential"
 """A key of a tool's ``custom_metadata``: a tool that has it is never narrowed away."""
+
+OFF = "enabled = false: the request was left alone"
 
 SessionKey: TypeAlias = tuple[str, str, str]
 """App, user, session."""
@@ -149,6 +153,8 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
         reason = "live mode: the request was left alone"
     elif request.previous_interaction_id:
         reason = "interactions API: only the current turn is sent, the request was left alone"
+    elif not policy.enabled:
+        reason = OFF
     return ModelCall(
         context=context,
         request=request,
@@ -161,6 +167,38 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
         models=served_models(invocation.agent, request.model or ""),
         caller=caller_of(key[:3]),
     )
+
+
+class NamedInPolicy:
+    """The agents and tools that policies name, compared with those that apps turn out to have."""
+
+    def __init__(self, policies: Sequence[PackPolicy]) -> None:
+        agents = {name for policy in policies for name in (*policy.agents, *policy.planners, *policy.limits.agents)}
+        self._agents = agents - {"*"}
+        self._tools = {name for policy in policies for name in (*policy.tools.always, *policy.offload.tools)}
+        self.are_given = bool(self._agents or self._tools)
+        self._tools_seen: dict[str, dict[str, set[str]]] = defaultdict(dict)
+        """The tools in requests, by app and agent: only these tell what a toolset has."""
+
+    def unknown(self, call: ModelCall) -> list[str]:
+        """Tells each name that the call's app lacks, as far as its calls so far show what it has."""
+        agent: Any = call.invocation.agent
+        app, root, seen = call.key[0], agent.root_agent, self._tools_seen[call.key[0]]
+        seen[agent.name] = {*call.request.tools_dict}
+        # From a node of a workflow, and from an agent that runs as a tool, the whole app is not to be seen.
+        if call.caller is not None or not (call.invocation.node_path or "").startswith(f"{root.name}@"):
+            return []
+        listed, waiting = dict[str, Sequence[Any]](), [root]
+        for agent in waiting:
+            listed[agent.name] = getattr(agent, "tools", ())
+            called = (tool.agent for tool in listed[agent.name] if isinstance(tool, AgentTool))
+            waiting += [other for other in (*agent.sub_agents, *called) if other.name not in listed]
+        unseen = (tool for name in listed.keys() - seen.keys() for tool in listed[name])
+        tools = {tool.name if isinstance(tool, BaseTool) else getattr(tool, "__name__", "") for tool in unseen}
+        tools = tools.union(*seen.values())
+        missing = [(f"agent {name!r}", near_names(name, listed)) for name in self._agents - listed.keys()]
+        missing += [(f"tool {name!r}", near_names(name, tools)) for name in self._tools - tools if "" not in tools]
+        return [f"the policy names the {name}, which app {app!r} lacks: {hint}" for name, hint in sorted(missing)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -46,7 +46,7 @@ from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, 
 from aether_context.evidence.media import Medium, clear_media, is_clear, mark, masked, media_in, record_of, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, naming_past, stored_bytes, superseding
 from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
-from aether_context.evidence.show import MEDIA_TYPES, is_text, summary_of
+from aether_context.evidence.show import MEDIA_TYPES, UNSHORTENED, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
 from aether_context.retrieval import query_for, telling_words
@@ -105,9 +105,8 @@ class Offloader:
         self._failures = failures
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
-        rules = policy.offload.tools
-        self._always = frozenset(name for name in rules if rules[name] == "always")
-        self._never = frozenset(name for name in rules if rules[name] in ("never", "instructs"))
+        self._always = policy.offload.tools_under("always")
+        self._unshortened = policy.offload.tools_under(*UNSHORTENED)
         self._shown: LRUCache[object, StoredResult] = LRUCache(_MOST_SHOWN_TOKENS, _shown_tokens)
         self._showing = threading.Lock()
         self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
@@ -217,7 +216,7 @@ class Offloader:
         tokens = tokens_of(medium.written, self._counter) if is_written else medium_tokens(medium, model_of(context))
         rule = settings.tools.get(origin["source"], "threshold")
         # An image that a tool shows is there to be seen, unless the app wants it otherwise.
-        if rule in ("never", "instructs") or (rule != "always" and (not is_written or tokens <= _LEAST_WRITTEN_TOKENS)):
+        if rule in UNSHORTENED or (rule != "always" and (not is_written or tokens <= _LEAST_WRITTEN_TOKENS)):
             return None
         ending = MEDIA_TYPES["text" if is_text(medium.media_type) else "data"][1]
         summary = f"{medium.media_type}, {size_words(len(medium.data))}"
@@ -288,6 +287,10 @@ class Offloader:
         problems = await self._store_new_results(call) if self._is_on else ()
         session_records = self._records.of(context)
         records = session_records.by_digits.values()
+        if call.passthrough_reason:  # it stays as it is, but for the tools that read the addresses in it
+            if any(map(names_evidence, request.contents)):
+                declare(request, readers)
+            return (), 0
         if not self._is_on:
             reads = _needs_proof(call) and additions(request).is_free
             if records or reads or (has_cut(call.state, call.key) and self.reads_past(call)):
@@ -338,7 +341,7 @@ class Offloader:
         What they take of a window that is only assumed nobody knows. At a step, whose tools do not change, any window
         will do, and so will a need for evidence."""
         request, window = call.request, call.window
-        names = request.tools_dict.keys() - essential_names(request) - self._never
+        names = request.tools_dict.keys() - essential_names(request) - self._unshortened
         names -= {name for name in names if _uses_computer(request.tools_dict[name])}
         if call.planned.step.text:
             return bool(names) or _needs_proof(call) or "keep_evidence" in request.tools_dict
@@ -399,7 +402,7 @@ class Offloader:
             return None
         host_response: dict[str, Any] = answer.response or {}
         response, marks, unmarked = host_response, [], list(answer.parts or ())
-        if results.has_media and name not in self._never:
+        if results.has_media and name not in self._unshortened:
             parts, once, written = self._media_of(host_response)
             texts = [(medium, results.mark_of(digest, is_inside=medium.span is not None)) for medium, digest in written]
             if texts := [(medium, text) for medium, text in texts if text]:
@@ -488,7 +491,7 @@ class Offloader:
         same, digest, size = self._hashed(content)
         record = known_results.by_digest.get(digest)
         # Of what two tools gave alike, the record names the first.
-        if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._never)):
+        if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._unshortened)):
             return None
         key = (tool, same, record.query, record.window)
         with self._showing:

@@ -89,7 +89,7 @@ class Failures:
             self._told.put((*identity[:3], mark), True)
             logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
         for problem in pack.verdict.problems:
-            if problem.startswith("strategy "):
+            if problem.startswith(("strategy ", "offload.tools: ")):
                 self.report(problem)
         if pack.tokens.over_window:
             self.warn_once(

@@ -88,7 +88,7 @@ class Learning:
         metadata: dict[str, Any] = self._parts.failures.guarded(
             lambda: self._parts.ledgers.track(context, response, usage), {}
         )
-        if last is not None and last.pack.identity.invocation != context.invocation_id:
+        if last is not None and (last.pack.identity.invocation != context.invocation_id or not last.policy.enabled):
             last = None
         if last is not None:
             pack = last.pack

@@ -14,7 +14,7 @@ from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.artifact_tools import declare
 from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_turn
-from aether_context.adk.call import ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import OFF, ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning
 from aether_context.adk.request.contents import AgentContents, AgentState
@@ -192,6 +192,8 @@ class RequestPacker:
                 pick = counters.ready(call.model)
                 if pick is None:
                     pick = await counted_in_time(self.policy.tokens.counter, partial(counters.pick, call.model))
+                for problem in pick.problems:
+                    self._failures.report(problem)
                 enriched = enriched or await self._enrich(call, state)
                 await take_turn()
                 prepared, pack = await self._build(enriched, pick, state)
@@ -216,6 +218,9 @@ class RequestPacker:
         economical one, with a note, where a limit is near.
         """
         call = call_of(context, request, self._policy_of(context.agent_name, "", 0), state.key)
+        if self._parts.names.are_given:
+            for problem in self._failures.guarded(partial(self._parts.names.unknown, call), list[str]()):
+                self._failures.warn_once(problem)
         memories = call.invocation.memory_service
         if self.policy.redact and isinstance(memories, HybridMemoryService) and not memories.memories.mask:
             memories.memories.mask = self.policy.mask
@@ -230,7 +235,7 @@ class RequestPacker:
         call = self._under(call, self._policy_of(context.agent_name, planned.profile or "", level), refused)
         call = call._replace(planned=planned, last=state.last, near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
-        if not call.passthrough_reason:
+        if call.passthrough_reason in ("", OFF):
             new, offloaded_tokens = await self._parts.offloader.enter(call, self._parts.readers)
             problems += new
         if near_limit is not None:
@@ -336,7 +341,7 @@ class RequestPacker:
                 stores = call.policy.record != "off"
                 self._parts.calibrations.save(source, counter, call.context.state, store=stores)
         name, position, events = pack_id(source.identity, source.step), Position(), call.context.session.events
-        if call.policy.record != "off":
+        if call.policy.record != "off" and call.passthrough_reason != OFF:
             position = self._parts.recorder.pack(pack, call.policy, counter, events)
         state.last = PreviousCall(
             name, pack, call.policy, call.planned, counter, position, cutoff, prepared.summary_cost, prepared.length

@@ -17,7 +17,7 @@ from google.adk.tools.tool_context import ToolContext
 from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
-from aether_context.adk.call import agent_key_of
+from aether_context.adk.call import NamedInPolicy, agent_key_of
 from aether_context.adk.evidence import Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
@@ -81,9 +81,11 @@ class PackerParts:
         policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
         for of_agent in policies:
             strategies_of(of_agent.conversation)
+        self.names = NamedInPolicy(policies)
         self.mirror = Mirror(failures.warn_once)
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
+        self.recorder.off = policy.off
         store = self.recorder.store  # which reads what waits to be written, too
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))

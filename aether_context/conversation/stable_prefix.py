@@ -61,10 +61,7 @@ class StablePrefix:
         # then take users' messages.
         estimated = {at: estimate(contents[at]) - estimate(placeholders[at]) for at in replaceable}
         counted = {at: tokens[at] - counter.content(placeholders[at]) for at in replaceable}
-        goals = (
-            (estimated, sum(map(estimate, contents)) - int(room / _SAFETY)),
-            (counted, sum(tokens) - budget.most),
-        )
+        goals = ((estimated, sum(map(estimate, contents)) - int(room / _SAFETY)), (counted, sum(tokens) - budget.most))
         over = any(excess > sum(freed[at] for at in replaceable if at < begin) for freed, excess in goals)
         end = begin
         pressure = conversation.pressure

@@ -12,13 +12,7 @@ from aether_context.canonical import canonical_json
 from aether_context.conversation.anchors import hold
 from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, response_tokens
 from aether_context.conversation.stable_prefix import StablePrefix
-from aether_context.conversation.strategy import (
-    Budget,
-    Conversation,
-    Decision,
-    Strategy,
-    summary_tokens,
-)
+from aether_context.conversation.strategy import Budget, Conversation, Decision, Strategy, summary_tokens
 from aether_context.conversation.summary import MOST_TOKENS, can_be_read, least_summary
 from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
 from aether_context.errors import PolicyError, near_names
@@ -239,12 +233,7 @@ def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[i
     stay = [at for at, part in enumerate(parts) if max(part.indices) >= last or not anchored.isdisjoint(part.indices)]
     budget = conversation.budget
     return cut(
-        parts,
-        tokens,
-        target=ceiling - budget.fixed,
-        keep_last=2,
-        room=budget.input - budget.fixed,
-        stay=stay,
+        parts, tokens, target=ceiling - budget.fixed, keep_last=2, room=budget.input - budget.fixed, stay=stay
     ).indices
 
 

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from aether_context.canonical import JSON, Path, canonical_json, hash_bytes, replaced, strings
 from aether_context.evidence.record import READ, SEARCH, EvidenceRecord, Form, evidence_uri, size_words
-from aether_context.evidence.show import MEDIA_TYPES, data_type, extractor_of, kind_of, show
+from aether_context.evidence.show import MEDIA_TYPES, UNSHORTENED, data_type, extractor_of, kind_of, show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import said_once
 from aether_context.text.entities import HISTORY
@@ -74,7 +74,7 @@ def offload(
         uri=evidence_uri(digest, "txt"), digest=digest, size_bytes=len(data), lines=text.count("\n") + 1, tokens=tokens
     )
     whole_result = StoredResult(response, data, record, tokens)
-    if rule in ("never", "instructs") or tokens <= (0 if rule == "always" else settings.threshold_tokens):
+    if rule in UNSHORTENED or tokens <= (0 if rule == "always" else settings.threshold_tokens):
         return whole_result
     if tokens <= _ERROR_FACTOR * settings.threshold_tokens and is_error(response):
         return whole_result

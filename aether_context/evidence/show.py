@@ -88,7 +88,9 @@ def data_type(text: str) -> str:
 
 # Extractors from outside, by name.
 
-RULES = ("never", "threshold", "always", "instructs", "acts")
+UNSHORTENED = ("whole", "keep", "instructs")
+"""The rules under which a result is not shortened when it comes."""
+RULES = (*UNSHORTENED, "threshold", "always", "acts")
 """What a policy can say of a tool without an extractor."""
 
 

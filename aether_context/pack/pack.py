@@ -10,15 +10,7 @@ from aether_context.canonical import JSON, hash_json, hash_text, short
 from aether_context.pack.epoch import Anchor, Epoch, EpochReason, Prefix, Unseen
 from aether_context.pack.recorded import NOTHING, Recorded
 from aether_context.pack.request import Content, Identity, Request, Step, Validity
-from aether_context.pack.selection import (
-    Accuracy,
-    Act,
-    Allocation,
-    Candidate,
-    Row,
-    ToolSelection,
-    TruncationEvent,
-)
+from aether_context.pack.selection import Accuracy, Act, Allocation, Candidate, Row, ToolSelection, TruncationEvent
 
 __all__ = [
     "OBSERVE", "Block", "Calibration", "Host", "Outgoing", "Pack", "PackInput", "Previous", "RequestTokens", "Search",

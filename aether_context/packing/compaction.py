@@ -7,7 +7,7 @@ the default strategy.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from aether_context.conversation import (
@@ -26,6 +26,7 @@ from aether_context.conversation.turns import protected
 from aether_context.pack import (
     LEAST_WINDOW_READ,
     RECALLED,
+    Anchor,
     Content,
     Layer,
     Outgoing,
@@ -38,8 +39,12 @@ from aether_context.pack import (
 from aether_context.packing.demand import latest_turn_tokens, reserves_latest_turns
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
+from aether_context.packing.payload import results_in
 from aether_context.tokens.counters import takes_media
 from aether_context.usage.calibration import countable, estimated
+
+_KEPT_PRIORITY = 1_000
+"""The priority as an anchor of a result that the policy keeps."""
 
 
 def trim_early(draft: Draft) -> None:
@@ -210,6 +215,25 @@ def note_contents(
     draft.note(event)
 
 
+def kept_results(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
+    """The results of tools under ``keep``, the latest first: the index of the content, the tool, the text, and whether
+    a quarter of the window holds it beside those behind it."""
+    names, room = draft.policy.offload.tools_under("keep"), draft.input.window // 4
+    contents = draft.input.request.contents if names else ()
+    for at in reversed(range(len(contents))):
+        results = [(name, text) for name, text in results_in(contents[at]) if name in names]
+        fits = draft.raw_tokens[at] <= room
+        room -= draft.raw_tokens[at] if results and fits else 0
+        yield from ((at, name, text, fits) for name, text in results)
+
+
+def _anchors(draft: Draft) -> tuple[Anchor, ...]:
+    """The contents that the host or its user marked, and the results that the policy keeps."""
+    places = {draft.input.request.positions[at] for at, _, _, fits in kept_results(draft) if fits}
+    results = [Anchor(place=at, kind="custom", priority=_KEPT_PRIORITY, description="kept result") for at in places]
+    return ranked_anchors([*draft.input.host.anchors, *results])
+
+
 def _host_conversation(draft: Draft) -> Conversation:
     """The conversation for early strategies: packed messages in their own words, extracts as they are sent.
 
@@ -235,7 +259,7 @@ def _host_conversation(draft: Draft) -> Conversation:
         request=request,
         budget=budget._replace(most=max(0, budget.most + spare)),
         counter=counter,
-        anchors=ranked_anchors(source.host.anchors),
+        anchors=_anchors(draft),
         state=source.epoch.strategies,
         pressure="by_hand" if draft.manual_cut else "usage_is_low" if is_low else "marks",
     )
@@ -263,7 +287,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
             payload_tokens=payload_tokens, request_tokens=request_tokens, cached_price=source.host.cached_price
         ),
         counter=draft.counter,
-        anchors=ranked_anchors([*source.host.anchors, *anchors_of_policy]),
+        anchors=ranked_anchors([*_anchors(draft), *anchors_of_policy]),
         state=draft.history.states,
         recap=Recap(
             summary=draft.history.summary if settings.summary_share else "",
@@ -271,7 +295,7 @@ def _packed_conversation(draft: Draft, budget: Budget, *, by_hand: bool) -> Conv
             written=draft.account.summaries,
             names_past=source.host.can_read and source.window >= LEAST_WINDOW_READ,
             media=source.host.media,
-            acting=frozenset(name for name, rule in draft.policy.offload.tools.items() if rule == "acts"),
+            acting=draft.policy.offload.tools_under("acts"),
         ),
         pressure="by_hand" if by_hand else "usage_is_low" if is_low else "marks",
         verbatim=not draft.policy.compress.enabled,

@@ -33,12 +33,13 @@ from aether_context.packing import payload
 from aether_context.packing.compaction import (
     excess_tokens,
     hide_summary,
+    kept_results,
     leave_out,
     note_contents,
     request_place,
     shorten_summary,
 )
-from aether_context.packing.draft import Draft, History, SelectedCandidates
+from aether_context.packing.draft import Draft, History, SelectedCandidates, item_place
 from aether_context.packing.epoch_state import extract, flatten_exchange, is_past
 from aether_context.text.shorten import level, shorten
 from aether_context.tokens.cache import PackCounter
@@ -81,6 +82,8 @@ def bring_within_window(draft: Draft) -> None:
         act(draft)
         excess = excess_tokens(draft)
     _tell_thoughtless(draft)
+    if draft.policy.offload.tools:
+        _tell_unkept(draft)
     # A window may be too small even for a summary that a cut has just written; who reads the manifest is told.
     cut = draft.history.cut or draft.input.epoch.summary
     is_summarized = draft.history.sent_summary or any(
@@ -124,6 +127,17 @@ def _tell_thoughtless(draft: Draft) -> None:
             tokens_before, origins = draft.conversation_tokens(), [items[at].origin for at in unit.indices]
             flatten_exchange(draft, origins, sum(items[at].tokens for at in unit.indices))
             note_contents(draft, "emergency", origins, tokens_before)
+
+
+def _tell_unkept(draft: Draft) -> None:
+    """Notes each tool under ``keep`` of which a result is not whole in the request any more, with the reason."""
+    items, notes = draft.history.items, list[str]()
+    for at, name, text, fits in kept_results(draft):
+        place = item_place(items, at)
+        if place is None or not any(text in part.text for part in items[place].content.parts):
+            why = "the window has no room for it" if fits else "later ones fill a quarter of the window"
+            notes.append(f"offload.tools: a result of {name!r}, whose rule is keep, left the request: {why}")
+    draft.account = draft.account._replace(degradations=(*draft.account.degradations, *dict.fromkeys(notes)))
 
 
 def _shorten_responses(draft: Draft) -> None:

@@ -190,10 +190,7 @@ def payload_text(
         ("EVIDENCE", "\n".join(evidence_lines[moved:])),
         ("MEMORY", "\n".join(candidate.line for candidate in sorted(memory, key=_moment))),
     )
-    tail = _sections(
-        ("ACCEPTANCE", checklist(step)),
-        ("TOP EVIDENCE", "\n".join(evidence_lines[:moved])),
-    )
+    tail = _sections(("ACCEPTANCE", checklist(step)), ("TOP EVIDENCE", "\n".join(evidence_lines[:moved])))
     if not (head or tail or instructions):
         return None
     if settings.recitation and step.text:
@@ -353,16 +350,20 @@ def proofs_of(content: Content) -> frozenset[str]:
     return frozenset(uri for part in (*content.calls, *content.responses) for uri in artifact_uris(part.text))
 
 
+def results_in(content: Content) -> list[tuple[str, str]]:
+    """Tool and text of each response in a message, of those that it quotes from another agent's turn, too."""
+    results = [(part.name, part.text) for part in content.responses]
+    return results + [(quote.name, quote.text) for quote in content.quotes if quote.kind == "response"]
+
+
 def answers_in(content: Content, *, is_told: bool = False) -> list[str]:
-    """The texts of tools' responses in a message, of those that it quotes from another agent's turn, too.
+    """The texts of the responses in a message, but for those of the tools that read evidence.
 
     Args:
         is_told: whether the message tells calls and responses in one text.
     """
-    texts = [(part.name, part.text) for part in content.responses]
-    texts += [(quote.name, quote.text) for quote in content.quotes if quote.kind == "response"]
-    texts += [("", content.text)] if is_told else []
-    return [text for name, text in texts if name not in (READ, SEARCH)]
+    texts = [text for name, text in results_in(content) if name not in (READ, SEARCH)]
+    return [*texts, content.text] if is_told else texts
 
 
 def sent_results(results: Iterable[Candidate], items: Iterable[Outgoing]) -> set[str]:

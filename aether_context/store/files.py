@@ -158,7 +158,10 @@ class Files:
                 raise MissingExtra(_EXTRAS[protocol], f"a store on {protocol}://") from error
             raise StoreError(f"a store on {protocol}:// needs a package that is not installed: {error}") from error
         except ValueError as error:
-            raise StoreError(f"store {self.url!r} cannot be opened: {error}") from error
+            is_offered = protocol in fsspec.available_protocols()
+            reason = error if is_offered else f"{protocol}:// is none of fsspec's protocols"
+            cure = "give a folder, or a URL such as s3://bucket/path, gs://bucket/path or memory://name"
+            raise StoreError(f"store {self.url!r} cannot be opened: {reason}: {cure}") from error
         self.root: str = root.rstrip("/")
         self.is_local = isinstance(self._fs, LocalFileSystem)
         self.is_in_memory = isinstance(self._fs, MemoryFileSystem)

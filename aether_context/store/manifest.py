@@ -199,6 +199,8 @@ class Manifest(_Record):
     them."""
     arm: str = ""
     """The arm that the session has, ``observe`` where the request was left as it is; empty where none are compared."""
+    off: tuple[str, ...] = ()
+    """Agents whose requests the policy leaves alone, so that no pack tells of them."""
     counter: str
     """Identity of the token counter."""
     embedder: str = "none"

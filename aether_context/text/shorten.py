@@ -14,16 +14,7 @@ from typing import NamedTuple
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import (
-    LEAST_ROWS,
-    Line,
-    compact_json,
-    outlined,
-    rendered,
-    span,
-    tabled,
-    text_lines,
-)
+from aether_context.text.json_lines import LEAST_ROWS, Line, compact_json, outlined, rendered, span, tabled, text_lines
 from aether_context.text.unlike import column_names, headings, odd_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
@@ -173,12 +164,7 @@ def shorten(
         left_out = chain((name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     return Excerpt(
-        text=shown_text,
-        kept=len(indices),
-        total=total,
-        names=unshown,
-        ends_early=view.ends_early,
-        records=len(records),
+        text=shown_text, kept=len(indices), total=total, names=unshown, ends_early=view.ends_early, records=len(records)
     )
 
 

@@ -22,15 +22,7 @@ from aether_context.adk.request.host_request import host_of, host_request, reque
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of, last_unread
 from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
-from aether_context.adk.request.reader import (
-    Authors,
-    Reader,
-    characters,
-    is_answer,
-    is_message,
-    media_marks,
-    structure,
-)
+from aether_context.adk.request.reader import Authors, Reader, characters, is_answer, is_message, media_marks, structure
 from aether_context.adk.session import Records, SessionRecords, live_events, load_epoch
 from aether_context.conversation.epoch import live_positions
 from aether_context.pack import (

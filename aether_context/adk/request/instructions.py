@@ -32,7 +32,7 @@ _MOST_ARGUMENTS = 200
 def instructing_tools(request: LlmRequest, policy: PackPolicy) -> dict[str, Any]:
     """The tools of a request whose results instruct: those that load skills, each with its toolset, and those that the
     policy marks, with None."""
-    tools: dict[str, Any] = {name: None for name, rule in policy.offload.tools.items() if rule == "instructs"}
+    tools: dict[str, Any] = dict.fromkeys(policy.offload.tools_under("instructs"))
     for tool in request.tools_dict.values():
         toolset: Any = getattr(tool, "_toolset", None)
         if any(kind.__name__ == "SkillToolset" for kind in type(toolset).__mro__):

@@ -117,6 +117,8 @@ class Recorder:
         self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._missing = self._spooled.spool.missing() if self._spooled is not None else 0
+        self.off: tuple[str, ...] = ()
+        """The agents of whose calls nothing is recorded."""
         self.fails = False
         """Whether the store refused what was written last."""
         self._gave_up = False
@@ -158,6 +160,7 @@ class Recorder:
                 outcome_before=previous.outcome,
                 first_number=self._first_numbers.get(session, 1),
                 stored=self._stored(session, masked()),
+                off=self.off,
             )
             attempts.append((tip, recording))
             return recording

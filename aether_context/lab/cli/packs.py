@@ -73,6 +73,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     store = require(PackStore(url))
     listed = store.listed(**selection)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
+    off = dict[str, tuple[str, ...]]()
     shown = dict(list(listed.items())[-limit:]) if limit else listed
     for place, manifest, _ in watched(store.calls(shown), len(shown)):
         if isinstance(manifest, AetherContextError):
@@ -82,12 +83,15 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
             values.append(_value(store, manifest))
         else:
             rows.append(_row(manifest))
+            off[manifest.app] = manifest.off
     if as_json:
         print_json(values)
     elif not listed:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
         print_table(_COLUMNS, rows)
+        for app, agent in ((app, agent) for app, agents in off.items() for agent in agents):
+            say(f"{agent} of {app} is off (enabled = false): its requests are left alone, and not recorded")
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")
         if len(listed) > len(shown):
@@ -105,7 +109,7 @@ def _row(manifest: Manifest) -> tuple[object, ...]:
 
 def _value(store: PackStore, manifest: Manifest) -> JSON:
     names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
-    names += ("model", "window", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
+    names += ("model", "window", "off", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")
     return {name: getattr(manifest, name) for name in names} | {
         "epoch": manifest.epoch_number,
