@@ -11,7 +11,7 @@ from google.adk.agents import LlmAgent
 from scripted import Chat, Scripted, big_file, call
 
 from aether_context import PackPolicy, PackStore
-from aether_context.cli import main
+from aether_context.lab.cli import main
 from aether_context.store.verification import Verifier
 
 READERS = ("read_artifact", "search_artifact")
