@@ -26,11 +26,11 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 27_180,
-    "code that a call can run": 21_940,
+    "code": 27_500,
+    "code that a call can run": 22_060,
     "homonyms": 0,
     "clauses%": 3.0,
-    "vague": 216,
+    "vague": 222,
     "imports": 27,
     "first call: files": 87,
     "first call: functions": 622,
