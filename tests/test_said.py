@@ -67,7 +67,7 @@ def test_a_counter_whose_library_is_absent_is_told_once(
 
 def test_a_page_answers_what_adk_advises_where_agents_can_transfer(caplog: pytest.LogCaptureFixture):
     sub = LlmAgent(name="teller", model=Scripted(), description="Tells.")
-    Chat(agent=LlmAgent(name="lead", model=Scripted(), sub_agents=[sub]))
+    Chat(agent=LlmAgent(name="lead", model=Scripted(), sub_agents=[sub]), app_name="advised")  # told once an app
     (advice,) = [record.message for record in caplog.records if "context_cache_config" in record.message]
     assert "can transfer between agents" in advice
     page = (Path(__file__).parent.parent / "docs" / "providers.md").read_text(encoding="utf-8")
