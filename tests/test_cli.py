@@ -360,7 +360,9 @@ def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore
     assert rows[2][3:5] == [f"{estimated:,}", f"{reported:,}"]
     assert rows[2][7].startswith("-")
     assert rows[1][5:8] == ["0.0%", "0.0%", "+0.0%"]
-    assert rows[1][-2] == "unknown"
+    assert rows[1][-3] == "unknown"
+    assert rows[1][-1] == rows[3][-1] == "estimated", "no cached tokens were reported of one call"
+    assert "estimated" not in rows[2]
     assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
     assert "1 packs have no answer on record" in run("usage", store=store).stdout
 

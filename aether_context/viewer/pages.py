@@ -74,7 +74,6 @@ def environment() -> jinja2.Environment:
     )
     jinja.filters |= {
         "n": _number,
-        "usd": lambda value: "–" if value is None else f"${value:,.4f}" if value < 10 else f"${value:,.2f}",
         "when": minute,
         "reads": reads_told,
         "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
