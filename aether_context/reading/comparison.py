@@ -30,7 +30,7 @@ class Reading:
     def add(self, call: CallUsage, window: int) -> None:
         """Adds one call."""
         self.totals = self.totals.plus(Totals.of(call))
-        self.shared += call.shared_tokens
+        self.shared += min(call.shared_tokens, call.input_tokens)
         self.largest = max(self.largest, call.input_tokens)
         self.over_window += call.input_tokens > window
 

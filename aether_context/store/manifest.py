@@ -12,7 +12,6 @@ the texts where the policy records any; a manifest from a store reads it when th
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
@@ -350,10 +349,8 @@ class Manifest(_Record):
         if self.arm == OBSERVE:
             tokens = estimated(self.calibration, self.whole_history_tokens)
             shared = 0 if self.whole_history_breaks else max(0, tokens - self.request_tokens + shared)
-        call = None if outcome is None else CallUsage.of_outcome(outcome, tokens)
-        if call is None:
-            return None
-        return replace(call, shared_tokens=min(shared, call.input_tokens)).priced(self.model, self.last_event_time)
+        call = None if outcome is None else CallUsage.of_outcome(outcome, tokens, shared)
+        return call and call.priced(self.model, self.last_event_time)
 
     @property
     def session_key(self) -> tuple[str, str, str]:

@@ -77,22 +77,16 @@ class CallUsage:
 
         A cache serves and stores the same shares of its shared and other tokens as it did of this request's.
         """
-        tokens, cached, uncached = max(0, self.input_tokens + added_tokens), self.cached_tokens, self.input_tokens
+        tokens, shared, cached = max(0, self.input_tokens + added_tokens), self.shared_tokens, self.cached_tokens
         if cached is not None:
-            served_share = min(cached / self.shared_tokens, 1.0) if self.shared_tokens else 1.0
-            uncached -= cached
-            cached = min(tokens, int(served_share * shared_tokens) + max(0, cached - self.shared_tokens))
-        written = self.cache_write_tokens * (tokens - (cached or 0)) // max(1, uncached)
+            cached = cached * shared_tokens // shared if cached < shared else cached - shared + shared_tokens
+        uncached = self.input_tokens - (self.cached_tokens or 0)
+        written = self.cache_write_tokens * max(0, tokens - (cached or 0)) // max(1, uncached)
         call = replace(self, input_tokens=tokens, cached_tokens=cached, cache_write_tokens=written)
-        return replace(call, shared_tokens=min(shared_tokens, tokens), input_estimated=True)
-
-    @property
-    def cost_text(self) -> str | None:
-        """The cost as `Totals.cost_text` says it."""
-        return Totals.of(self).cost_text
+        return replace(call, shared_tokens=shared_tokens, input_estimated=True)
 
     @classmethod
-    def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:
+    def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int, shared_tokens: int = 0) -> CallUsage | None:
         """A call, without its cost, from the outcome recorded with its pack; None where the call failed without usage.
 
         Args:
@@ -106,6 +100,7 @@ class CallUsage:
             output_tokens=numbers.get("output_tokens", 0),
             cached_tokens=numbers.get("cached_tokens"),
             cache_write_tokens=numbers.get("cache_write_tokens", 0),
+            shared_tokens=shared_tokens,
             estimate=estimate,
             input_estimated="input_tokens" not in numbers,
             output_estimated="output_tokens" not in numbers,

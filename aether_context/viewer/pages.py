@@ -20,6 +20,7 @@ from aether_context.packing.payload import minute
 from aether_context.reading import WHY
 from aether_context.reading.sessions import reads_told
 from aether_context.text.decoding import escaped
+from aether_context.usage import Totals
 
 if TYPE_CHECKING:
     import jinja2
@@ -74,6 +75,7 @@ def environment() -> jinja2.Environment:
     )
     jinja.filters |= {
         "n": _number,
+        "cost": lambda call: Totals.of(call).cost_text,
         "when": minute,
         "reads": reads_told,
         "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
