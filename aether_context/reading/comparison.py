@@ -64,13 +64,16 @@ class Comparison:
         if call is None:
             return
         tokens = estimated(manifest.calibration, whole)
-        added, shared = tokens - manifest.request_tokens, whole_shared * tokens // whole if whole else 0
-        sent_side, other_side = self.packed, self.unpacked
+        sides = [
+            (self.packed, manifest.request_tokens, manifest.expected(manifest.prefix.shared_tokens or 0)),
+            (self.unpacked, tokens, whole_shared * tokens // whole if whole else 0),
+        ]
         if manifest.arm == OBSERVE:
-            self.observed, sent_side, other_side = True, other_side, sent_side
-            added, shared = -added, manifest.expected(manifest.prefix.shared_tokens or 0)
+            self.observed, sides = True, sides[::-1]
+        (sent_side, sent_tokens, _), (other_side, other_tokens, shared) = sides
+        other = call.instead(call.input_tokens * other_tokens // max(1, sent_tokens), shared)
         sent_side.add(call, manifest.window)
-        other_side.add(call.instead(added, shared).priced(manifest.model, manifest.last_event_time), manifest.window)
+        other_side.add(other.priced(manifest.model, manifest.last_event_time), manifest.window)
 
     @property
     def saved(self) -> str:

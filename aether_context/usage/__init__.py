@@ -72,15 +72,12 @@ class CallUsage:
         )
         return replace(self, cost_usd=cost)
 
-    def instead(self, added_tokens: int, shared_tokens: int) -> CallUsage:
-        """An estimate, without its cost, of the same call with a request of so many tokens more.
-
-        A cache serves and stores the same shares of its shared and other tokens as it did of this request's.
-        """
-        tokens, shared, cached = max(0, self.input_tokens + added_tokens), self.shared_tokens, self.cached_tokens
+    def instead(self, tokens: int, shared_tokens: int) -> CallUsage:
+        """An estimate, without its cost, of the same call with a request of other tokens, of which a cache serves and
+        stores the same shares as of this one's."""
+        cached, shared, uncached = self.cached_tokens, self.shared_tokens, self.input_tokens - (self.cached_tokens or 0)
         if cached is not None:
             cached = cached * shared_tokens // shared if cached < shared else cached - shared + shared_tokens
-        uncached = self.input_tokens - (self.cached_tokens or 0)
         written = self.cache_write_tokens * max(0, tokens - (cached or 0)) // max(1, uncached)
         call = replace(self, input_tokens=tokens, cached_tokens=cached, cache_write_tokens=written)
         return replace(call, shared_tokens=shared_tokens, input_estimated=True)

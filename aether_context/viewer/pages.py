@@ -78,7 +78,7 @@ def environment() -> jinja2.Environment:
         "cost": lambda call: Totals.of(call).cost_text,
         "when": minute,
         "reads": reads_told,
-        "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
+        "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "",
         "words": lambda name: WHY.get(name, name.replace("_", " ")),
         "clip": lambda text, limit: (
             text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit:,} more characters"
@@ -92,5 +92,5 @@ def environment() -> jinja2.Environment:
 
 def _number(value: float | None, sign: bool = False) -> str:
     if value is None:
-        return "–"
+        return ""
     return f"{value:.3g}" if isinstance(value, float) else f"{value:+,}" if sign and value else f"{value:,}"
