@@ -130,9 +130,7 @@ def _stored_packs(command: _Command) -> _Command:
     return _store_option(_packs_of(command))
 
 
-_session_option = click.option(
-    "--session", metavar="ID", help="The session whose calls are numbered; else that of the newest pack."
-)
+_session_option = click.option("--session", metavar="ID", help="The session whose calls are numbered; else the newest.")
 _all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
 
 
@@ -279,10 +277,8 @@ def preview_command() -> None:
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
 @click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
 @click.option("--seed", type=int, default=0, help="Seed of the halves and of the intervals.")
-@click.option(
-    "--margin", type=_Amount(min=0), default=1.0, help="Points of retention and percent of cost that do not matter."
-)
-@click.option("--spend", type=_Amount(min=0), default=0.0, help="Percent of cost allowed for more retention.")
+@click.option("--margin", type=_Amount(0), default=1.0, help="Points of retention and percent of cost to disregard.")
+@click.option("--spend", type=_Amount(0), default=0.0, help="Percent of cost allowed for more retention.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
 @click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
 @click.option(
@@ -384,9 +380,7 @@ def forget() -> None:
     show_envvar=True,
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
-@click.option(
-    "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
-)
+@click.option("--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send.")
 def serve() -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
@@ -403,12 +397,6 @@ def serve() -> None:
 )
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
-@click.option(
-    "--window",
-    type=click.IntRange(min=256),
-    metavar="N",
-    default=16_000,
-    help="The window in tokens.",
-)
+@click.option("--window", type=click.IntRange(min=256), metavar="N", default=16_000, help="The window in tokens.")
 def demo() -> None:
     """Runs a small agent with the plugin attached, and shows what its packs held."""

@@ -91,9 +91,8 @@ def _row(manifest: Manifest, used: Totals) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
-    user_words = one_line(manifest.words, 60)
-    names = manifest.number, manifest.pack_id, time, *manifest.session_key, agent
-    return *names, room, used.cost_text, epoch, user_words
+    names, user_words = (manifest.pack_id, time, *manifest.session_key, agent), one_line(manifest.words, 60)
+    return manifest.number, *names, room, used.cost_text, epoch, user_words
 
 
 def _value(store: PackStore, manifest: Manifest, used: Totals) -> JSON:

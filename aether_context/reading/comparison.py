@@ -64,12 +64,10 @@ class Comparison:
         if call is None:
             return
         tokens = estimated(manifest.calibration, whole)
-        sides = [
-            (self.packed, manifest.request_tokens, manifest.expected(manifest.prefix.shared_tokens or 0)),
-            (self.unpacked, tokens, whole_shared * tokens // whole if whole else 0),
-        ]
-        if manifest.arm == OBSERVE:
-            self.observed, sides = True, sides[::-1]
+        pack_side = self.packed, manifest.request_tokens, manifest.expected(manifest.prefix.shared_tokens or 0)
+        whole_side = self.unpacked, tokens, whole_shared * tokens // whole if whole else 0
+        self.observed = self.observed or manifest.arm == OBSERVE
+        sides = (whole_side, pack_side) if manifest.arm == OBSERVE else (pack_side, whole_side)
         (sent_side, sent_tokens, _), (other_side, other_tokens, shared) = sides
         other = call.instead(call.input_tokens * other_tokens // max(1, sent_tokens), shared)
         sent_side.add(call, manifest.window)
