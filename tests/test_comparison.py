@@ -165,6 +165,9 @@ def test_without_reports_both_sides_are_estimated_in_the_same_way() -> None:
     usage, listed, page = figures(packed)
     sides = usage["comparison"]
     assert sum(one["cost_usd"] for one in listed) == pytest.approx(usage["all"]["cost_usd"])
+    tokens = [(one.request_tokens, one.expected(one.prefix.shared_tokens or 0)) for one in packed.manifests()]
+    expected = sum(0.3 * whole - 0.27 * shared for whole, shared in tokens) / 1e6
+    assert usage["all"]["cost_usd"] == pytest.approx(expected, rel=0.01), "a cache serves what is shared"
     assert all(one["cost_estimated"] for one in (usage["all"], *sides.values(), *listed))
     assert sides["packed"]["cost_usd"] == pytest.approx(sides["unpacked"]["cost_usd"], rel=0.05), "nothing was cut"
     assert re.search(r"<dt>cost</dt><dd>\$[\d.]+ estimated</dd>", page.html)
