@@ -6,9 +6,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from aether_context.lab.reading.why import why
     from aether_context.packing import build_pack
     from aether_context.policy import PackPolicy
-    from aether_context.reading.why import why
     from aether_context.store import Manifest, PackStore
     from aether_context.store.replay import replay
     from aether_context.store.verification import verify
@@ -24,7 +24,7 @@ _HOMES = {
     "build_pack": "aether_context.packing",
     "replay": "aether_context.store.replay",
     "verify": "aether_context.store.verification",
-    "why": "aether_context.reading.why",
+    "why": "aether_context.lab.reading.why",
 }
 
 

@@ -20,7 +20,8 @@ import click
 from pydantic import BaseModel, Field, TypeAdapter, create_model
 from pydantic.fields import FieldInfo
 
-from aether_context import cli, pack, policy
+from aether_context import pack, policy
+from aether_context.lab import cli
 from aether_context.packing import payload
 from aether_context.plans import schema
 from aether_context.store import Manifest
@@ -40,12 +41,12 @@ _OPERANDS: Mapping[str, str] = {
 API = (
     "aether_context",
     "aether_context.adk",
-    "aether_context.exam",
-    "aether_context.reading",
+    "aether_context.lab.exam",
+    "aether_context.lab.reading",
     "aether_context.retrieval",
     "aether_context.tokens",
     "aether_context.store",
-    "aether_context.viewer",
+    "aether_context.lab.viewer",
 )
 """The packages whose names are public."""
 _WITH_A_PAGE = (policy.__name__, Manifest.__module__)

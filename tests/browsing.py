@@ -13,7 +13,7 @@ from scripted import Chat, Memories, call, delete_all, look_up, remembered, send
 from starlette.testclient import TestClient
 
 from aether_context import PackPolicy, PackStore
-from aether_context.viewer import create_app
+from aether_context.lab.viewer import create_app
 
 
 class _Reader(html.parser.HTMLParser):

@@ -17,9 +17,9 @@ from teams import DEPRECATED
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.cli import main
 from aether_context.errors import PolicyError, StepTooLarge
-from aether_context.reading import view_under
+from aether_context.lab.cli import main
+from aether_context.lab.reading import view_under
 from aether_context.store.replay import Replayer
 
 

@@ -22,7 +22,7 @@ from browsing import CAUSES, Browser, desk, hostile_chat
 from harbour import harbour
 
 from aether_context import PackStore
-from aether_context.viewer import create_app, report
+from aether_context.lab.viewer import create_app, report
 
 pytestmark = pytest.mark.integration
 

@@ -17,8 +17,8 @@ from upkeep import by_kind, delete_older, forget
 
 from aether_context import Manifest, PackPolicy, PackStore, verify
 from aether_context.canonical import canonical_json, hash_bytes, short
-from aether_context.cli import main
 from aether_context.errors import ManifestError
+from aether_context.lab.cli import main
 from aether_context.store.files import File, Files
 
 CALLS = 170

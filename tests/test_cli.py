@@ -20,9 +20,9 @@ from click.testing import CliRunner, Result
 from scripted import Chat
 
 from aether_context import Manifest, PackPolicy, PackStore
-from aether_context.cli import main
+from aether_context.lab.cli import main
+from aether_context.lab.reading import view_under
 from aether_context.policy import PRESETS
-from aether_context.reading import view_under
 from aether_context.store.replay import Replayer
 
 _numbers = itertools.count(1)
@@ -423,7 +423,7 @@ def loaded(tmp_path: Path) -> Callable[[str], set[str]]:
 
 
 def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str], set[str]]) -> None:
-    found = loaded("import aether_context.cli")
+    found = loaded("import aether_context.lab.cli")
     assert "click" in found
     assert not found & (_HEAVY | {"pydantic", "fsspec"})
 
@@ -462,7 +462,7 @@ def long_store(tmp_path_factory: pytest.TempPathFactory) -> PackStore:
 
 _SLOW = """
 import os, signal, sys, time
-from aether_context.cli import main, terminal
+from aether_context.lab.cli import main, terminal
 
 class Slow(type(terminal.progress)):
     def __call__(self, done, total, noun="packs"):

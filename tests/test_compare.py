@@ -15,9 +15,9 @@ from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.cli import main
-from aether_context.exam import hold_exam
-from aether_context.exam.recordings import folders
+from aether_context.lab.cli import main
+from aether_context.lab.exam import hold_exam
+from aether_context.lab.exam.recordings import folders
 
 SEEDS = range(4)
 

@@ -18,9 +18,9 @@ from unplugged import Reached, Witness
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.canonical import hash_text
-from aether_context.cli import main
 from aether_context.evidence import evidence_uri
-from aether_context.reading import Comparison, Reading
+from aether_context.lab.cli import main
+from aether_context.lab.reading import Comparison, Reading
 
 QUESTIONS = [f"question {at}" for at in range(8)]
 

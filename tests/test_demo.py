@@ -14,7 +14,7 @@ from google.adk.models.registry import LLMRegistry
 from scripted import Scripted, call
 
 from aether_context import Manifest, PackStore
-from aether_context.cli import main
+from aether_context.lab.cli import main
 from aether_context.pack import Row
 
 WINDOW = 16_000

@@ -11,7 +11,7 @@ from click.testing import CliRunner
 from google.adk.cli.cli_tools_click import cli_api_server
 from wording import SPOOL_FOLDER
 
-from aether_context.cli import main
+from aether_context.lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")

@@ -10,7 +10,7 @@ from click.testing import CliRunner, Result
 from scripted import Chat, call, look_up
 
 from aether_context import Manifest, PackPolicy, PackStore
-from aether_context.cli import main
+from aether_context.lab.cli import main
 
 
 def diff(*arguments: object, store: PackStore | None = None, code: int) -> Result:

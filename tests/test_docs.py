@@ -18,7 +18,7 @@ import yaml
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
-from aether_context.cli import main
+from aether_context.lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))

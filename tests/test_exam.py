@@ -15,9 +15,9 @@ from recorded_sessions import SMALL, STARVED, record
 from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy
-from aether_context.cli import main
-from aether_context.exam import Question, hold_exam, questions
-from aether_context.exam.questions import lines_of, plain_text
+from aether_context.lab.cli import main
+from aether_context.lab.exam import Question, hold_exam, questions
+from aether_context.lab.exam.questions import lines_of, plain_text
 from aether_context.pack import Content, Part
 
 

@@ -21,9 +21,9 @@ from scripted import Chat, Memories, call, look_up, new_store, remembered
 
 import aether_context
 from aether_context import PackPolicy, PackStore, build_pack
+from aether_context.lab.reading import SETTINGS, WHY
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, PackInput, Reason, Step
 from aether_context.plans import PlanShape, StepShape
-from aether_context.reading import SETTINGS, WHY
 from aether_context.redaction import masker
 from aether_context.store.masking import MaskedPacks
 

@@ -17,7 +17,7 @@ from pydantic import BaseModel
 from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
 
 from aether_context import PackPolicy
-from aether_context.reading import PackView, difference, read_view, why
+from aether_context.lab.reading import PackView, difference, read_view, why
 from aether_context.store.replay import Replayer
 
 PLAN = {

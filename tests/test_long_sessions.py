@@ -25,9 +25,9 @@ from upkeep import delete_older, forget
 
 from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.cli import main
+from aether_context.lab.cli import main
+from aether_context.lab.reading import Span
 from aether_context.pack import noted
-from aether_context.reading import Span
 from aether_context.store.files import Files
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."

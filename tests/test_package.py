@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[1]
 HEAVY = ("google", "numpy", "torch", "genai_prices")
 LATER = (
     "google.adk.agents.llm_agent", "google.adk.agents.loop_agent", "fsspec", "numpy", "sqlite3", "tomllib",
-    "aether_context.adk.preview", "aether_context.adk.services.artifacts", "aether_context.adk.tools",
+    "aether_context.lab.preview", "aether_context.adk.services.artifacts", "aether_context.adk.tools",
     "aether_context.memory", "aether_context.retrieval.pool", "aether_context.store.manifest",
     "aether_context.tokens.estimate",
 )  # fmt: skip
@@ -65,9 +65,9 @@ def test_importing_the_plugin_loads_only_what_every_run_uses():
     assert sorted(loaded.intersection(LATER)) == [], "import it in the function that uses it"
 
 
-@pytest.mark.skipif(find_spec("aether_context.cli") is None, reason="there is no command line yet")
+@pytest.mark.skipif(find_spec("aether_context.lab.cli") is None, reason="there is no command line yet")
 def test_command_line_does_not_load_google():
-    assert "google" not in loaded_by("import aether_context.cli")
+    assert "google" not in loaded_by("import aether_context.lab.cli")
 
 
 def public_names():
@@ -100,7 +100,7 @@ def test_every_install_hint_names_this_distribution():
     """``aether-context`` on the public index is another project with the same import package."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     assert project["name"] == "aether-context-adk"
-    assert project["scripts"] == {"aether-context": "aether_context.cli:main"}
+    assert project["scripts"] == {"aether-context": "aether_context.lab.cli:main"}
     assert {"Homepage", "Documentation", "Source", "Issues", "Changelog"} <= project["urls"].keys()
     found = [path for folder in ("aether_context", "docs", "samples") for path in (ROOT / folder).rglob("*")]
     files = [path for path in found if path.suffix in {".py", ".md", ".toml"}]

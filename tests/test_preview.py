@@ -24,7 +24,7 @@ from scripted import Chat, big_file, call, look_up
 
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
-from aether_context.cli import main
+from aether_context.lab.cli import main
 
 PLAN = {
     "task": "Write the guide",

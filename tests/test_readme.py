@@ -113,7 +113,7 @@ def test_the_sample_pack_is_small_verifies_and_replays() -> None:
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.cli import main
+    from aether_context.lab.cli import main
 
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
@@ -135,7 +135,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.cli import main
+    from aether_context.lab.cli import main
 
     page = (ROOT / "docs" / "first-settings.md").read_text(encoding="utf-8")
     (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)

@@ -24,7 +24,7 @@ from wording import SPOOL_FOLDER
 
 from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridMemoryService
-from aether_context.cli import main
+from aether_context.lab.cli import main
 from aether_context.pack import METADATA
 from aether_context.store.files import File, Files
 from aether_context.store.spool import Spool, SpooledFiles, spool_of

@@ -18,7 +18,7 @@ from plans import PLAN, small, words
 from scripted import Chat, Scripted, Sent, call, grow, look_up, set_state, was_cut
 from wording import HEADERS
 
-from aether_context.reading import why
+from aether_context.lab.reading import why
 from aether_context.store.replay import Replayer
 
 pytestmark = pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*")

@@ -23,8 +23,8 @@ from upkeep import delete_older, forget
 
 from aether_context import Manifest, PackStore, verify
 from aether_context.adk import ContextPackPlugin
-from aether_context.cli import main
 from aether_context.errors import PackNotFound, StoreError
+from aether_context.lab.cli import main
 from aether_context.store import schema
 from aether_context.store.files import Files, segment
 

@@ -319,7 +319,7 @@ def test_a_signed_call_that_finds_no_room_is_told_without_its_signature() -> Non
 
 def test_what_alone_passes_the_window_is_said_everywhere(caplog: pytest.LogCaptureFixture, tmp_path: Any) -> None:
     from aether_context import PackStore
-    from aether_context.cli import main
+    from aether_context.lab.cli import main
 
     solo = agent("solo", ["ok"], instruction="Mind this rule. " * 3_000)
     chat = Chat(agent=solo, policy=policy_of("epochs", 4_000), store=PackStore(str(tmp_path)))

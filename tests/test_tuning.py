@@ -16,11 +16,9 @@ from recorded_sessions import SMALL, read_file, record
 from scripted import Chat, Scripted, call, new_store, was_cut
 
 from aether_context import PackPolicy
-from aether_context.cli import main
-from aether_context.pack import FLEXIBLE_LAYERS
-from aether_context.policy import PROFILES
-from aether_context.tuning.tuner import grid
-from aether_context.tuning.verdict import (
+from aether_context.lab.cli import main
+from aether_context.lab.tuning.tuner import grid
+from aether_context.lab.tuning.verdict import (
     TuningVerdict,
     adjusted,
     compare,
@@ -31,6 +29,8 @@ from aether_context.tuning.verdict import (
     paired_difference,
     search,
 )
+from aether_context.pack import FLEXIBLE_LAYERS
+from aether_context.policy import PROFILES
 
 
 def run_main(*arguments):

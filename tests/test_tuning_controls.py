@@ -13,7 +13,7 @@ import pytest
 from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
-from aether_context.tuning.tuner import Tuner, executor, grid
+from aether_context.lab.tuning.tuner import Tuner, executor, grid
 
 pytestmark = pytest.mark.slow
 

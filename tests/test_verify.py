@@ -27,8 +27,8 @@ from wording import FORGOTTEN, MANIFEST
 from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
 from aether_context.canonical import hash_json, readable_json
-from aether_context.cli import main
 from aether_context.errors import PackNotFound
+from aether_context.lab.cli import main
 from aether_context.store.files import File, Files
 from aether_context.store.spool import Spool, SpooledFiles
 

@@ -27,12 +27,12 @@ from wording import MANIFEST
 
 from aether_context import PackStore
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, readable_json, short
-from aether_context.cli import main
+from aether_context.lab.cli import main
+from aether_context.lab.reading import WHY
+from aether_context.lab.viewer import create_app, report
 from aether_context.pack import LAYERS
-from aether_context.reading import WHY
 from aether_context.store import Manifest
 from aether_context.usage import Totals
-from aether_context.viewer import create_app, report
 
 
 @pytest.fixture(scope="module")

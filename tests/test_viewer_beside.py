@@ -13,8 +13,8 @@ from click.testing import CliRunner
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
 
-from aether_context.cli import main
-from aether_context.viewer import report
+from aether_context.lab.cli import main
+from aether_context.lab.viewer import report
 
 
 @pytest.fixture(scope="module")

@@ -19,9 +19,9 @@ from harbour import CARD, harbour, tide_table
 from scripted import Chat, call
 
 from aether_context import PackPolicy, PackStore, why
-from aether_context.cli import main
 from aether_context.errors import PackNotFound
-from aether_context.reading import Answer, Comparison, Place, Span, read_view, session_packs
+from aether_context.lab.cli import main
+from aether_context.lab.reading import Answer, Comparison, Place, Span, read_view, session_packs
 from aether_context.store.replay import Replayer
 
 PLANTED = {

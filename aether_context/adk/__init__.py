@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-    from aether_context.adk.preview import cutoff, preview_strategies
     from aether_context.adk.request.marks import cut_now
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
     from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
     from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
+    from aether_context.lab.preview import cutoff, preview_strategies
 
 __all__ = [
     "AcceptanceCheck",

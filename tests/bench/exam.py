@@ -47,10 +47,10 @@ from turn_recall import turns
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.exam import Question, questions
-from aether_context.exam.marking import AnswerKey
-from aether_context.exam.questions import plain_text
-from aether_context.exam.recordings import folders, stored_texts
+from aether_context.lab.exam import Question, questions
+from aether_context.lab.exam.marking import AnswerKey
+from aether_context.lab.exam.questions import plain_text
+from aether_context.lab.exam.recordings import folders, stored_texts
 from aether_context.pack import Content, Part
 
 STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize")

@@ -38,7 +38,7 @@ from tool_runs import CACHED_PRICE, Request, play, price, score, shared, tokens
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.exam.recordings import folders, stored_texts
+from aether_context.lab.exam.recordings import folders, stored_texts
 
 MARKS = ((0.5, 0.2), (0.6, 0.25), (0.7, 0.3), (0.8, 0.3), (0.8, 0.5), (1.0, 0.25), (1.0, 0.55), (None, 0.42))
 _READ_TOKENS = 500

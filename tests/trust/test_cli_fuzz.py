@@ -24,8 +24,8 @@ from starlette.testclient import TestClient
 
 from aether_context import PackStore
 from aether_context.canonical import canonical_json, readable_json
-from aether_context.cli import main
-from aether_context.viewer import create_app
+from aether_context.lab.cli import main
+from aether_context.lab.viewer import create_app
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 MOST_SECONDS = 5.0

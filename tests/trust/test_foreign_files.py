@@ -17,7 +17,7 @@ from scripted import Chat, big_file, call
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.cli import main
+from aether_context.lab.cli import main
 
 STORE = "artifacts"
 OURS = f"{STORE}/shop/ann"

@@ -21,8 +21,8 @@ from writers import Writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.cli import main
-from aether_context.viewer import report
+from aether_context.lab.cli import main
+from aether_context.lab.viewer import report
 
 Figure = Callable[[str, float], None]
 

@@ -27,8 +27,8 @@ from writers import writer
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin, HybridMemoryService
+from aether_context.lab.viewer import create_app, report
 from aether_context.redaction import MaskedLogs
-from aether_context.viewer import create_app, report
 
 Figure = Callable[[str, float], None]
 

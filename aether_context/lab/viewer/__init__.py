@@ -7,6 +7,6 @@ file. Needs the extra ``viewer``.
 
 from __future__ import annotations
 
-from aether_context.viewer.server import create_app, report
+from aether_context.lab.viewer.server import create_app, report
 
 __all__ = ["create_app", "report"]

@@ -17,11 +17,11 @@ from typing import Any, TypeAlias, TypeVar
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, PolicyError, StoreUnavailable
-from aether_context.exam.recordings import SessionFolder, folders, recorded_policies
+from aether_context.lab.exam.recordings import SessionFolder, folders, recorded_policies
+from aether_context.lab.tuning.simulation import Played, play
+from aether_context.lab.tuning.verdict import Compared, Outcomes, TuningVerdict, checked, compare, decide, search
 from aether_context.pack import FLEXIBLE_LAYERS, Layer
 from aether_context.policy import PackPolicy
-from aether_context.tuning.simulation import Played, play
-from aether_context.tuning.verdict import Compared, Outcomes, TuningVerdict, checked, compare, decide, search
 
 _Result = TypeVar("_Result")
 

@@ -12,7 +12,8 @@ from functools import partial
 from typing import TypeAlias
 
 from aether_context.errors import AetherContextError
-from aether_context.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
+from aether_context.lab.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
+from aether_context.lab.tuning.retention import Used, used
 from aether_context.pack import Epoch, Pack, PackInput, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy
@@ -23,7 +24,6 @@ from aether_context.retrieval.ranking import room_for_turns
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
-from aether_context.tuning.retention import Used, used
 from aether_context.usage.prices import working_window
 
 _PlayedCall: TypeAlias = tuple[RecordedCall, Pack]

@@ -12,9 +12,9 @@ from typing import Literal, TypeAlias, get_args
 from aether_context.canonical import hash_text
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.exam.intervals import Interval, paired_difference
-from aether_context.exam.questions import ADDRESS, Kind, Question, plain_text, questions
-from aether_context.exam.recordings import RecordedSession, SessionFolder, folders, recorded_sessions, stored_texts
+from aether_context.lab.exam.intervals import Interval, paired_difference
+from aether_context.lab.exam.questions import ADDRESS, Kind, Question, plain_text, questions
+from aether_context.lab.exam.recordings import RecordedSession, SessionFolder, folders, recorded_sessions, stored_texts
 from aether_context.pack import RECALLED, Content, Pack, Part
 from aether_context.store import PackStore
 from aether_context.store.replay import Replayer

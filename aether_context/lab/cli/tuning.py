@@ -12,10 +12,10 @@ import tomli_w
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.cli.terminal import FAILED, head, print_json, print_table, progress, say, say_error
+from aether_context.lab.cli.terminal import FAILED, head, print_json, print_table, progress, say, say_error
+from aether_context.lab.tuning.tuner import Recordings, Tuner, executor, grid
+from aether_context.lab.tuning.verdict import Compared, TuningVerdict, adjusted
 from aether_context.policy import PackPolicy, differing, merged
-from aether_context.tuning.tuner import Recordings, Tuner, executor, grid
-from aether_context.tuning.verdict import Compared, TuningVerdict, adjusted
 
 
 def tune(

@@ -39,12 +39,12 @@ class _Commands(click.Group):
         try:
             code = super().invoke(ctx)
         except AetherContextError as error:
-            from aether_context.cli.terminal import exit_code, say_error
+            from aether_context.lab.cli.terminal import exit_code, say_error
 
             say_error(f"Error: {error}")
             code = exit_code(error)
         except KeyboardInterrupt:
-            from aether_context.cli.terminal import STOPPED, progress
+            from aether_context.lab.cli.terminal import STOPPED, progress
 
             line_end = "\n" if sys.stderr.isatty() else ""  # behind the figures and the terminal's own ^C
             click.echo(f"{line_end}stopped{f' after {progress.reached}' if progress.reached else ''}", err=True)
@@ -76,7 +76,7 @@ def _command(run: str, *examples: str) -> Callable[[Callable[[], None]], click.C
             if "operand" in options:
                 _find_store(options)
             module, _, function = run.partition(".")
-            return getattr(import_module(f"aether_context.cli.{module}"), function)(**options)
+            return getattr(import_module(f"aether_context.lab.cli.{module}"), function)(**options)
 
         return main.command(examples[0].split()[0], epilog=_examples(*examples))(invoke)
 

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 from aether_context.canonical import JSON
-from aether_context.cli.terminal import NOT_THERE, moment, one_line, print_json, print_table, say, say_error, watched
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
-from aether_context.reading import session_packs
+from aether_context.lab.cli.terminal import (
+    NOT_THERE,
+    moment,
+    one_line,
+    print_json,
+    print_table,
+    say,
+    say_error,
+    watched,
+)
+from aether_context.lab.reading import session_packs
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import name_of
 from aether_context.usage import Totals

@@ -9,9 +9,16 @@ from typing import TypeAlias
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.exam.intervals import LEAST_SESSIONS, Interval, between, holm, needed_sessions, paired_difference
-from aether_context.exam.marking import MARKS, SessionMarks, mark_session
-from aether_context.exam.recordings import folders
+from aether_context.lab.exam.intervals import (
+    LEAST_SESSIONS,
+    Interval,
+    between,
+    holm,
+    needed_sessions,
+    paired_difference,
+)
+from aether_context.lab.exam.marking import MARKS, SessionMarks, mark_session
+from aether_context.lab.exam.recordings import folders
 from aether_context.pack import OBSERVE
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import Totals

@@ -15,17 +15,17 @@ from urllib.parse import quote, urlencode
 from aether_context import __version__
 from aether_context.canonical import hash_text, short
 from aether_context.errors import MissingExtra
+from aether_context.lab.reading import WHY
+from aether_context.lab.reading.sessions import reads_told
 from aether_context.pack import LAYERS
 from aether_context.packing.payload import minute
-from aether_context.reading import WHY
-from aether_context.reading.sessions import reads_told
 from aether_context.text.decoding import escaped
 from aether_context.usage import Totals
 
 if TYPE_CHECKING:
     import jinja2
 
-STYLE = files("aether_context.viewer").joinpath("viewer.css").read_text(encoding="utf-8")
+STYLE = files("aether_context.lab.viewer").joinpath("viewer.css").read_text(encoding="utf-8")
 STYLE_SOURCE = f"'sha256-{base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()}'"
 """The style sheet as a content security policy names it."""
 
@@ -66,7 +66,7 @@ def environment() -> jinja2.Environment:
         return value if isinstance(value, Markup) else escaped(str(value), kept="\n\t") if value is not None else ""
 
     jinja = jinja2.Environment(
-        loader=jinja2.PackageLoader("aether_context.viewer"),
+        loader=jinja2.PackageLoader("aether_context.lab.viewer"),
         autoescape=True,
         finalize=finalize,
         undefined=jinja2.StrictUndefined,

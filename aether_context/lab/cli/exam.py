@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 
 from aether_context.canonical import JSON
-from aether_context.cli import packs
-from aether_context.cli.terminal import NOT_THERE, print_json, print_table, progress, say, say_error
-from aether_context.exam import Exam, Interval, hold_exam
-from aether_context.exam.marking import DISTANCES, LAST, MARKS, NOTES, AnswerReader, Mark
-from aether_context.exam.questions import KINDS
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.terminal import NOT_THERE, print_json, print_table, progress, say, say_error
+from aether_context.lab.exam import Exam, Interval, hold_exam
+from aether_context.lab.exam.marking import DISTANCES, LAST, MARKS, NOTES, AnswerReader, Mark
+from aether_context.lab.exam.questions import KINDS
+from aether_context.lab.tuning.arms import MEASURES, compare_arms
 from aether_context.store import PackStore
-from aether_context.tuning.arms import MEASURES, compare_arms
 
 _LEFT: tuple[Mark, ...] = ("answered", "readable", "lost")
 _READER = """\

@@ -7,11 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from aether_context.canonical import JSON
-from aether_context.cli import packs
-from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
 from aether_context.errors import AetherContextError
-from aether_context.reading import Comparison, Reading
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.rendering import print_comparison
+from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
+from aether_context.lab.reading import Comparison, Reading
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import Totals, accuracy
 

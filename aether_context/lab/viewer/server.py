@@ -22,13 +22,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound
-from aether_context.reading import difference, read_view, session_packs, why
-from aether_context.reading.packs import is_shortened
-from aether_context.reading.sessions import read_back
+from aether_context.lab.reading import difference, read_view, session_packs, why
+from aether_context.lab.reading.packs import is_shortened
+from aether_context.lab.reading.sessions import read_back
+from aether_context.lab.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans
+from aether_context.lab.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
-from aether_context.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans
-from aether_context.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")

@@ -10,8 +10,8 @@ from itertools import takewhile
 from typing import Literal, TypeAlias, get_args
 
 from aether_context.conversation.epoch import is_live
+from aether_context.lab.reading.packs import PackView, Piece, PiecePart
 from aether_context.pack import LAYERS, Form, Layer, LayerTokens, PrefixBreak, Row, content_place
-from aether_context.reading.packs import PackView, Piece, PiecePart
 from aether_context.store.recording import is_content
 
 _AROUND = 40

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from aether_context.reading.comparison import Comparison, Reading
-from aether_context.reading.difference import (
+from aether_context.lab.reading.comparison import Comparison, Reading
+from aether_context.lab.reading.difference import (
     CandidateChange,
     Difference,
     Fate,
@@ -12,9 +12,9 @@ from aether_context.reading.difference import (
     TextChange,
     difference,
 )
-from aether_context.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
-from aether_context.reading.sessions import call_titles, session_packs
-from aether_context.reading.why import SETTINGS, Answer, Place, Span, why
+from aether_context.lab.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
+from aether_context.lab.reading.sessions import call_titles, session_packs
+from aether_context.lab.reading.why import SETTINGS, Answer, Place, Span, why
 
 __all__ = [
     "SETTINGS",

@@ -8,9 +8,18 @@ from dataclasses import asdict
 from functools import partial
 
 from aether_context.canonical import JSON
-from aether_context.cli import packs
-from aether_context.cli.terminal import FAILED, NOT_THERE, print_json, print_table, progress, say, say_error, watched
 from aether_context.errors import PackNotFound, PolicyError, StoreError
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.terminal import (
+    FAILED,
+    NOT_THERE,
+    print_json,
+    print_table,
+    progress,
+    say,
+    say_error,
+    watched,
+)
 from aether_context.store import PackStore
 from aether_context.store.packs import name_of
 from aether_context.store.retention import DAY_SECONDS, Removal, all_of, carry_out, older_than

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import click
 
-from aether_context.cli import packs
-from aether_context.cli.terminal import say_error
 from aether_context.errors import PackNotFound
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.terminal import say_error
 from aether_context.store import PackStore
 
 
@@ -37,7 +37,7 @@ def _serve(url: str, host: str, port: int, token: str | None) -> None:
         raise click.UsageError("a token of fewer than 16 characters can be guessed: give a longer one")
     import uvicorn
 
-    from aether_context.viewer.server import LOOPBACK, create_app
+    from aether_context.lab.viewer.server import LOOPBACK, create_app
 
     store = packs.require(PackStore(url))
     # Without a token only the host name protects from requests that a web site makes the browser send (DNS rebinding).
@@ -58,8 +58,8 @@ def _in_url(host: str) -> str:
 
 
 def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> None:
-    from aether_context.viewer import report
-    from aether_context.viewer.calls import CallReader, Session, by_session
+    from aether_context.lab.viewer import report
+    from aether_context.lab.viewer.calls import CallReader, Session, by_session
 
     store, folder = packs.require(PackStore(url)), Path(file).parent
     if not folder.is_dir():

@@ -19,10 +19,10 @@ from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
+from aether_context.lab.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
+from aether_context.lab.reading.sessions import read_back, session_packs
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
 from aether_context.policy import PackPolicy
-from aether_context.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
-from aether_context.reading.sessions import read_back, session_packs
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE

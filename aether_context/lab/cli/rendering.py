@@ -7,10 +7,10 @@ from dataclasses import asdict
 from itertools import groupby
 
 from aether_context.canonical import JSON, short
-from aether_context.cli.terminal import aligned, head, increase, moment, one_line, percent, print_table, say
+from aether_context.lab.cli.terminal import aligned, head, increase, moment, one_line, percent, print_table, say
+from aether_context.lab.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
+from aether_context.lab.reading.sessions import reads_told
 from aether_context.pack import LAYERS, LayerTokens, Row
-from aether_context.reading import Comparison, Difference, Fate, PackView, Piece, TextChange
-from aether_context.reading.sessions import reads_told
 from aether_context.store import Manifest
 
 _FEW = 12

@@ -6,9 +6,16 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
-from aether_context.exam.intervals import LEAST_SESSIONS, Interval, effective, holm, needed_sessions, paired_difference
-from aether_context.exam.recordings import SessionFolder
-from aether_context.tuning.simulation import Played
+from aether_context.lab.exam.intervals import (
+    LEAST_SESSIONS,
+    Interval,
+    effective,
+    holm,
+    needed_sessions,
+    paired_difference,
+)
+from aether_context.lab.exam.recordings import SessionFolder
+from aether_context.lab.tuning.simulation import Played
 
 # What the results of policies say.
 

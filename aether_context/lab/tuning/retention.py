@@ -16,7 +16,7 @@ from functools import lru_cache
 
 from aether_context.canonical import JSON
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.exam.recordings import RecordedCall, RecordedSession
+from aether_context.lab.exam.recordings import RecordedCall, RecordedSession
 from aether_context.pack import Content, Pack
 
 _WORD = re.compile(r"[A-Za-z0-9_./@:-]{5,}")

@@ -9,11 +9,11 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from aether_context.cli.rendering import print_comparison
-from aether_context.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say, say_error
+from aether_context.lab.cli.rendering import print_comparison
+from aether_context.lab.cli.terminal import FAILED, WRONG_USAGE, head, print_table, say, say_error
+from aether_context.lab.reading import Comparison
 from aether_context.pack import FIXED_LAYERS, LAYERS
 from aether_context.policy import PackPolicy
-from aether_context.reading import Comparison
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import name_of
 from aether_context.store.verification import Verifier
@@ -47,7 +47,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
         say(f"{model} needs {key}: set it, or leave the model out to run the demo offline.")
         return WRONG_USAGE
     from aether_context.adk import ContextPackPlugin
-    from aether_context.demo import research
+    from aether_context.lab.demo import research
 
     store = PackStore(url)
     store.files.try_writing()

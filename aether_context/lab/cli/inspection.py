@@ -9,13 +9,11 @@ from typing import Any
 
 import click
 
-from aether_context.cli import packs
-from aether_context.cli.rendering import difference_json, print_difference, print_pack, print_request
-from aether_context.cli.terminal import FAILED, NOT_THERE, head, one_line, print_json, say, say_error
 from aether_context.errors import ChecksumMismatch, PackNotFound
-from aether_context.packing.payload import minute
-from aether_context.policy import PackPolicy
-from aether_context.reading import (
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.rendering import difference_json, print_difference, print_pack, print_request
+from aether_context.lab.cli.terminal import FAILED, NOT_THERE, head, one_line, print_json, say, say_error
+from aether_context.lab.reading import (
     Answer,
     Difference,
     Span,
@@ -27,8 +25,10 @@ from aether_context.reading import (
     view_under,
     why,
 )
-from aether_context.reading.packs import settings_of
-from aether_context.reading.sessions import read_back, reads_told
+from aether_context.lab.reading.packs import settings_of
+from aether_context.lab.reading.sessions import read_back, reads_told
+from aether_context.packing.payload import minute
+from aether_context.policy import PackPolicy
 from aether_context.store import Manifest, PackStore
 from aether_context.store.manifest import ContentList
 from aether_context.store.recording import request_json
@@ -195,7 +195,7 @@ def show_preview(
         case: as of `read_session`.
         call: arguments of `preview`: the message, and the agent's name, model and instruction.
     """
-    from aether_context.adk.preview import preview, read_session
+    from aether_context.lab.preview import preview, read_session
 
     session = read_session(path, case)
     overrides = {"max_input_tokens": window} if window is not None else {}

@@ -13,10 +13,10 @@ from cachetools import LRUCache
 
 from aether_context.errors import ArtifactError, ChecksumMismatch, StoreError
 from aether_context.evidence import evidence_key
+from aether_context.lab.reading import Comparison, PackView, Piece, TextChange
+from aether_context.lab.reading.difference import UNSENT
 from aether_context.pack import NOTHING, Layer
 from aether_context.packing import payload
-from aether_context.reading import Comparison, PackView, Piece, TextChange
-from aether_context.reading.difference import UNSENT
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.usage import CallUsage, Totals
