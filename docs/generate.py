@@ -33,10 +33,8 @@ _PART = re.compile(r"(?P<open><!-- generated: (?P<name>[\w-]+) -->\n).*?(?P<clos
 _OPERANDS: Mapping[str, str] = {
     "PACK": "A call's number, `latest`, the beginning of a pack's id, or the hash at its end.",
     "OTHER": "Another one.",
-    "PACK_IDS": "The beginnings of packs' ids, or the hashes at their ends.",
     "SESSION.json": "An exported session.",
-    "STORE": "The store. Also `AETHER_CONTEXT_STORE`.",
-    "STORES": "The same, of any number of stores.",
+    "STORE": "The same as `--store`, behind all else; where `PACK` may stand, any word that cannot be one.",
     "TEXT": "Some words, as somebody remembers them.",
 }
 """What a command's arguments are, by name; click has help for options alone."""
@@ -376,8 +374,8 @@ def _shared(group: click.Group) -> list[list[str]]:
     rows = [row for one in group.commands.values() for parameter in one.params for row in _parameter(parameter)]
     often = [row for row in rows if row[0].startswith("`-") and rows.count(row) > 2]
     shared = [row for at, row in enumerate(often) if often.index(row) == at]
-    pack = ["`PACK`", "", _OPERANDS["PACK"]]
-    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."], pack]
+    operands = [[f"`{name}`", "", _OPERANDS[name]] for name in ("PACK", "STORE")]
+    return [*shared, ["`--json`", "", "The same for programs, as JSON; null is unknown."], *operands]
 
 
 def _parameter(one: click.Parameter) -> Iterator[list[str]]:
@@ -390,7 +388,7 @@ def _parameter(one: click.Parameter) -> Iterator[list[str]]:
         names = f"{', '.join(one.opts)}{' / ' if one.secondary_opts else ''}{', '.join(one.secondary_opts)}"
         yield [f"`{names}{value}`", default, _line(f"{one.help or ''} {words} {sets}")]
     elif isinstance(one, click.Argument):
-        name = one.human_readable_name.strip("[]")
+        name = one.human_readable_name.strip("[].")
         yield [f"`{name}`", default, words or _OPERANDS[name]]
 
 

@@ -189,6 +189,10 @@ def test_sessions_lead_by_keyboard_to_a_call_and_to_what_became_of_words(
         assert f"Call {cut.number} of session s1" in call
         gone = cut.epoch.cut_count - sum(stop - start for start, stop in cut.epoch.kept)
         assert f"summary of {gone} messages, written before call {cut.number}" in call
+        reach("focused.tagName === 'SUMMARY' && focused.textContent.includes('declarations')")
+        assert not page.locator("details article").first.is_visible(), "declarations are folded"
+        page.keyboard.press("Enter")
+        assert page.locator("details article").first.is_visible()
         reach("focused.tagName === 'SUMMARY'")
         page.keyboard.press("Enter")
         assert page.locator("details .quote").is_visible()

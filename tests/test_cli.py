@@ -289,7 +289,7 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
         "gc --pack-days nan", "gc --grace-minutes nan", "gc --evidence-days -1", "gc --max-bytes many",
         "list --limit many", "demo --window 0", "demo --window wide", "usage --by week", "preview",
         "preview s.json --db sqlite:///x", "preview --db sqlite:///x", "forget --app a", "tokens",
-        "replay p --policy none.toml", "diff p p p",
+        "replay p --policy none.toml", "diff p p p p",
     ],
 )  # fmt: skip
 def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path) -> None:
@@ -300,6 +300,41 @@ def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path) -> None:
     )
     assert result.exit_code == 2, result.output
     assert "Error: " in result.stderr
+
+
+# one way to name a store
+
+
+READING = [
+    "list", "inspect", "inspect 2", "replay", "replay 2", "diff", "diff 2", "diff 1 3", "why question", "verify",
+    "verify 1 2", "usage", "exam", "tune --profile none --jobs 1", "forget --app shop --user ann", "serve --session s1",
+]  # fmt: skip
+
+
+def test_every_command_that_reads_a_store_is_among_these() -> None:
+    named = {command.split()[0] for command in READING} | {"demo", "compare"}
+    assert named == {
+        name for name, one in main.commands.items() if "--store" in {opt for p in one.params for opt in p.opts}
+    }
+    assert named == main.commands.keys() - {"preview"}
+
+
+@pytest.mark.parametrize("command", READING)
+def test_a_store_is_named_by_option_place_or_environment(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    chat = Chat(store=PackStore(tmp_path / "packs"))
+    chat.say("question one", "question two", "question three")
+    words, url = command.split(), chat.store.url
+    told = [CliRunner().invoke(main, way) for way in ([*words, "--store", url], [*words, url])]
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", url)
+    told.append(CliRunner().invoke(main, words))
+    assert len({(one.exit_code, one.output) for one in told}) == 1, [one.output for one in told]
+    expected = {"serve": 2, "diff": 1, "tune": 3}.get(words[0], 0)
+    assert told[0].exit_code == expected, told[0].output
+    if words[0] not in ("serve", "tune"):
+        assert "there is no such store" in run(*words, "memory://elsewhere", code=3).stderr, "before the environment"
+        assert CliRunner().invoke(main, [*words, url, "--store", url]).exit_code in (2, 3), "twice is once too many"
 
 
 # names that would forge output
@@ -360,7 +395,9 @@ def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore
     assert rows[2][3:5] == [f"{estimated:,}", f"{reported:,}"]
     assert rows[2][7].startswith("-")
     assert rows[1][5:8] == ["0.0%", "0.0%", "+0.0%"]
-    assert rows[1][-2] == "unknown"
+    assert rows[1][-3] == "unknown"
+    assert rows[1][-1] == rows[3][-1] == "estimated", "no cached tokens were reported of one call"
+    assert "estimated" not in rows[2]
     assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
     assert "1 packs have no answer on record" in run("usage", store=store).stdout
 

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
 from collections.abc import Sequence
 from copy import copy
 from typing import Any
 
 import pytest
+from browsing import Browser, Page
 from click.testing import CliRunner
-from scripted import Chat, big_file, call, look_up
+from scripted import Chat, big_file, call, look_up, new_store
 from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
+from aether_context.adk import ContextPackPlugin
 from aether_context.canonical import hash_text
 from aether_context.evidence import evidence_uri
 from aether_context.lab.cli import main
 from aether_context.lab.reading import Comparison, Reading
-from aether_context.usage import CallUsage
 
 QUESTIONS = [f"question {at}" for at in range(8)]
 
@@ -45,12 +48,12 @@ def compared(chat: Chat) -> list[Comparison]:
     for manifest in chat.manifests():
         made.append(copy(whole))
         made[-1].packed, made[-1].unpacked = Reading(), Reading()
-        made[-1].add(manifest)
+        made[-1].add(manifest, manifest.usage({}))
     return made
 
 
 def reached(comparisons: Sequence[Comparison]) -> list[Reached]:
-    return [Reached(one.unpacked.tokens, one.unpacked.shared) for one in comparisons]
+    return [Reached(one.unpacked.totals.input_tokens, one.unpacked.shared) for one in comparisons]
 
 
 WHOLE = {"mode": "off"}
@@ -68,9 +71,9 @@ def test_it_is_what_a_run_without_the_plugin_sends(name: str) -> None:
     packed, plain = both(*QUESTIONS, policy=POLICIES[name])
     found = compared(packed)
     assert reached(found) == plain
-    assert [one.packed.tokens for one in found] == [one.request_tokens for one in packed.manifests()]
+    assert [one.packed.totals.input_tokens for one in found] == [one.request_tokens for one in packed.manifests()]
     if name != "no cut":
-        assert sum(one.packed.tokens for one in found) < sum(tokens for tokens, _ in plain) / 2
+        assert sum(one.packed.totals.input_tokens for one in found) < sum(tokens for tokens, _ in plain) / 2
 
 
 @pytest.mark.parametrize("window", [6_000, 30_000])
@@ -91,7 +94,7 @@ def test_what_read_a_result_back_is_left_out_without_packs(window: int) -> None:
         chat.llm.usage = False
         chat.say(*QUESTIONS)
     calls = compared(packed)
-    answering = [one.unpacked.tokens for at, one in enumerate(calls) if at % 4 == 3]
+    answering = [one.unpacked.totals.input_tokens for at, one in enumerate(calls) if at % 4 == 3]
     assert len(calls) == 2 * len(witness.requests)
     assert answering == pytest.approx([one.tokens for one in witness.requests[1::2]], rel=0.05)
     assert "99: value 636 in k0" in packed.sent[2].wires[-1], "a result is really read back"
@@ -109,36 +112,76 @@ def test_usage_shows_both_sides() -> None:
     over = sum(one.tokens > 2_000 for one in plain)
     assert rows["larger than the window"] == ["0", "calls", f"{over:,}", "calls"]
     value = json.loads(CliRunner().invoke(main, ["usage", "--json", "--store", packed.store.url]).stdout)["comparison"]
-    summed = Comparison(packed.manifests())
+    summed = Comparison((one, one.usage({})) for one in packed.manifests()).packed.totals
     assert value["unpacked"]["tokens"] == whole
     assert value["unpacked"]["largest"] == max(one.tokens for one in plain)
-    assert value["packed"]["cost_usd"] == pytest.approx(float(summed.packed.cost_usd or 0))
+    assert value["packed"]["cost_usd"] == pytest.approx(float(summed.cost_usd))
     assert 0 < value["packed"]["cost_usd"] < value["unpacked"]["cost_usd"]
 
 
-def test_what_is_saved_is_measured_like_the_bill() -> None:
+def bill(chat: Chat) -> float:
+    """US dollars for what the model reported, by the prices of gemini-flash-latest."""
+    usages = [event.usage_metadata for event in asyncio.run(chat.held()).events if event.usage_metadata]
+    assert len(usages) == len(chat.manifests())
+    return (
+        sum(
+            0.3 * (one.prompt_token_count - one.cached_content_token_count)
+            + 0.03 * one.cached_content_token_count
+            + 2.5 * one.candidates_token_count
+            for one in usages
+        )
+        / 1e6
+    )
+
+
+def figures(chat: Chat) -> tuple[dict[str, Any], list[dict[str, Any]], Page]:
+    """What `usage` and `list` say, and the page of the session."""
+    told = [CliRunner().invoke(main, [name, "--json", "--store", chat.store.url]).stdout for name in ("usage", "list")]
+    page = Browser(chat.store).open("/session?app=shop&user=ann&session=s1")
+    return json.loads(told[0]), json.loads(told[1]), page
+
+
+def test_usage_list_and_viewer_add_up_to_the_bill() -> None:
     chat = Chat(policy=POLICIES["cuts"], tools=[look_up, big_file], script=answers())
     chat.say(*QUESTIONS)
-    manifests = chat.manifests()
-    usages = [
-        CallUsage.of_outcome(outcome, one.request_tokens)
-        for one in manifests
-        if (outcome := chat.store.outcome(one)) is not None
-    ]
-    billed, cached = Comparison(), Comparison(manifests)
-    for manifest, usage in zip(manifests, usages, strict=True):
-        billed.add(manifest, usage)
-    assert billed.packed.cost_usd is not None
-    assert billed.unpacked.cost_usd is not None
-    assert cached.packed.cost_usd is not None
-    assert billed.packed.cost_usd > cached.packed.cost_usd, "a third alone was cached"
-    bill = sum(usage.priced(chat.llm.model, 0).cost_usd or 0 for usage in usages if usage is not None)
-    assert float(billed.packed.cost_usd) == pytest.approx(float(bill), rel=0.2), "but for the answers"
-    lines = CliRunner().invoke(main, ["usage", "--store", chat.store.url]).stdout.splitlines()
-    saved = billed.unpacked.cost_usd - billed.packed.cost_usd
-    assert (
-        f"  saved: ${saved:,.4f}, {saved / billed.unpacked.cost_usd:.0%} of the cost of the same calls without" in lines
-    )
+    usage, listed, page = figures(chat)
+    row_costs = re.findall(r'<td class="r">\$([\d.]+)</td>', page.html)
+    shown = float(re.search(r"<dt>cost</dt><dd>\$([\d.]+)</dd>", page.html)[1])
+    told = [usage["all"]["cost_usd"], usage["comparison"]["packed"]["cost_usd"], sum(map(float, row_costs)), shown]
+    assert [*told, sum(one["cost_usd"] for one in listed)] == pytest.approx([bill(chat)] * 5, rel=0.01)
+    assert not any(one["cost_estimated"] for one in (usage["all"], *listed))
+    without = usage["comparison"]["unpacked"]
+    assert without["cost_estimated"]
+    saved = f"${without['cost_usd'] - usage['all']['cost_usd']:,.4f}"
+    assert f"Saved: {saved}," in page.text
+    assert f"tokens for ${without['cost_usd']:,.4f} estimated" in page.text
+    assert page.html.count("estimated") == 1, "what was paid is no estimate"
+    lines = CliRunner().invoke(main, ["usage", "--store", chat.store.url]).stdout
+    assert f"saved: {saved}, " in lines
+
+
+def test_without_reports_both_sides_are_estimated_in_the_same_way() -> None:
+    packed, _ = both(*QUESTIONS, policy=PackPolicy())
+    usage, listed, page = figures(packed)
+    sides = usage["comparison"]
+    assert sum(one["cost_usd"] for one in listed) == pytest.approx(usage["all"]["cost_usd"])
+    tokens = [(one.request_tokens, one.expected(one.prefix.shared_tokens or 0)) for one in packed.manifests()]
+    expected = sum(0.3 * whole - 0.27 * shared for whole, shared in tokens) / 1e6
+    assert usage["all"]["cost_usd"] == pytest.approx(expected, rel=0.01), "a cache serves what is shared"
+    assert all(one["cost_estimated"] for one in (usage["all"], *sides.values(), *listed))
+    assert sides["packed"]["cost_usd"] == pytest.approx(sides["unpacked"]["cost_usd"], rel=0.05), "nothing was cut"
+    assert re.search(r"<dt>cost</dt><dd>\$[\d.]+ estimated</dd>", page.html)
+
+
+def test_what_was_only_observed_is_paid_for_without_packs() -> None:
+    plugin = ContextPackPlugin(policy=POLICIES["cuts"], store=new_store(), observe=True)
+    chat = Chat(plugin=plugin, tools=[look_up, big_file], script=answers())
+    chat.say(*QUESTIONS)
+    chat.store = plugin.store
+    usage, _, page = figures(chat)
+    assert usage["comparison"]["unpacked"]["cost_usd"] == pytest.approx(bill(chat))
+    assert usage["comparison"]["packed"]["cost_usd"] < bill(chat)
+    assert "With packs the same calls would have read" in page.text
 
 
 def test_people_read_expected_tokens_and_json_has_the_counted_ones() -> None:

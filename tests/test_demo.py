@@ -91,7 +91,7 @@ def compared(output: str) -> dict[str, list[str]]:
     """The rows of the comparison with no plugin, by their names: with it, without it."""
     lines = output.splitlines()
     start = next(at for at, line in enumerate(lines) if "without, estimated" in line)
-    rows = (re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 : start + 6])
+    rows = (re.split(r"\s{2,}", line.strip()) for line in lines[start + 1 : start + 7])
     return {name: cells for name, *cells in rows}
 
 
@@ -105,8 +105,14 @@ def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
     assert over[0] == 0
     assert over[1] >= len(demo.manifests) - 4
     assert all(cell.endswith("%") for cell in rows["same beginning as the call before"])
-    costs = [float(cell.removeprefix("$")) for cell in rows["cost of the input"]]
+    costs = [float(re.fullmatch(r"\$([\d.]+) estimated", cell)[1]) for cell in rows["cost"]]
     assert 0 < costs[0] < costs[1] / 1.6
+
+
+def test_usage_says_what_the_demo_said(demo: Ran) -> None:
+    told = CliRunner().invoke(main, ["usage", "--store", demo.store.url]).stdout
+    assert f"{compared(demo.output)['cost'][0]}\n" in told, "in the row of all"
+    assert compared(told)["input tokens"] == compared(demo.output)["input tokens"]
 
 
 def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_path: Path) -> None:

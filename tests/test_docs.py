@@ -128,7 +128,9 @@ def test_the_command_line_page_tells_defaults_and_what_is_required():
         rows = re.findall(r"^- `.*", sections[name], re.MULTILINE)
         for parameter in command.params:
             name = (
-                parameter.opts[-1] if isinstance(parameter, click.Option) else parameter.human_readable_name.strip("[]")
+                parameter.opts[-1]
+                if isinstance(parameter, click.Option)
+                else parameter.human_readable_name.strip("[].")
             )
             row = next(
                 row for row in (*rows, *shared) if re.search(rf"^- `[^`]*(?<![\w-]){re.escape(name)}\b[^`]*`", row)

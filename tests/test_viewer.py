@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import html
 import json
 import os
 import re
@@ -18,6 +19,7 @@ import packs
 import pytest
 from browsing import CAUSES, Browser, hostile_chat
 from click.testing import CliRunner
+from harbour import harbour
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
 from starlette.testclient import TestClient
@@ -30,6 +32,7 @@ from aether_context.lab.reading import WHY
 from aether_context.lab.viewer import create_app, report
 from aether_context.pack import LAYERS
 from aether_context.store import Manifest
+from aether_context.usage import Totals
 
 
 @pytest.fixture(scope="module")
@@ -141,6 +144,57 @@ def test_a_session_tells_what_became_of_words_that_are_looked_for(long_chat: Cha
     assert "never reached the plugin" in browser.open(f"{SESSION}&words=zebras").text
     assert "give some words to look for" in browser.open(f"{SESSION}&words=%E2%80%A6").text
     assert browser.open(SESSION).text.count("question 0: q0w0") == 1, "the user's words stand above the turn"
+
+
+def test_a_call_begins_with_what_was_cut_and_why_and_ends_with_folded_declarations(
+    long_chat: Chat, browser: Browser
+) -> None:
+    cut = next(one for one in long_chat.manifests() if "cut" in {event.stage for event in one.truncation_events})
+    page = browser.open(at(cut))
+    told = page.text.index("What was cut, and why")
+    for event in cut.truncation_events:
+        assert WHY[event.reason] in page.text[told : page.text.index("The call")]
+    messages = page.html.partition("<details>")[0]
+    assert messages.count("<article>") > len(long_chat.sent[cut.number - 1].contents), "and the instruction"
+    assert "<h3>tool " not in messages
+    declared = re.search(
+        r"<details><summary>(\d+) declarations of tools</summary>(.*?)</details>", page.html, re.DOTALL
+    )
+    assert declared is not None
+    assert declared[1] == str(len(cut.tools.sent)) == str(declared[2].count("<article>"))
+    used = cut.usage(long_chat.store.outcome(cut))
+    assert f"cost {Totals.of(used).cost_text}" in page.text
+
+
+def test_previous_and_next_lead_through_all_calls_of_a_team_and_back() -> None:
+    chat = harbour(store=new_store())
+    browser = Browser(chat.store)
+    paths = list(dict.fromkeys(browser.open(SESSION).leads("^/pack/")))
+    assert len({one.agent for one in chat.store.manifests()}) > 2
+    assert len(paths) == len(list(chat.store.manifests()))
+    pages = [browser.open(path) for path in paths]
+    for rel, expected in (("prev", [None, *paths[:-1]]), ("next", [*paths[1:], None])):
+        links = [re.search(rf'rel="{rel}" href="([^"]*)"', page.html) for page in pages]
+        assert [html.unescape(link[1]) if link else None for link in links] == expected
+
+
+def test_a_column_without_a_word_is_not_there(long_chat: Chat, browser: Browser) -> None:
+    chat = Chat(script=["one", "two"])
+    chat.llm.usage = False
+    chat.say("question one", "question two")
+    silent, told = Browser(chat.store).open(SESSION), browser.open(SESSION)
+    for column in ("reported", "of it cached", "answer"):
+        assert f'<th class="r">{column}</th>' in told.html
+        assert f'<th class="r">{column}</th>' not in silent.html
+    assert not any("–</td>" in page.html for page in (silent, Browser(chat.store).open("/"), browser.last_pack()))
+
+
+def test_only_what_was_missed_counts_as_left_out() -> None:
+    summaries = [
+        re.search(r'<p class="summary">(.*?)</p>', Browser(CAUSES[cause][0]().store).last_pack().html)[1]  # type: ignore[index]
+        for cause in ("memory below the floor", "evidence cut for room")
+    ]
+    assert ["left out" in one or "shortened" in one for one in summaries] == [False, True]
 
 
 # what is hostile, damaged or not there

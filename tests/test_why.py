@@ -292,7 +292,7 @@ def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
     assert last_line not in short
     assert "--all shows them whole" in short
     assert last_line in whole
-    (details,) = re.findall("<details>.*?</details>", Browser(store).open(f"/pack/{manifest.pack_id}").html, re.DOTALL)
+    *_, details = re.findall("<details>.*?</details>", Browser(store).open(f"/pack/{manifest.pack_id}").html, re.DOTALL)
     assert last_line in details
     before = run("inspect", str(number - 1), "--session", "s1", "--store", url).output
     assert " summary " not in before
@@ -332,13 +332,13 @@ def test_the_figures_of_a_session_s_page_add_up(url: str) -> None:
     counted, reported, cached, answered = map(sum, zip(*columns, strict=True))
     figures = dict(re.findall(r"<dt>(.*?)</dt><dd>(.*?)</dd>", page.html))
     assert figures["calls"] == f"{len(rows)}" == "33", "the call of the agent that ran as a tool is one of them"
-    assert figures["input by the provider"] == f"{reported:,}"
+    assert figures["input"] == f"{reported:,}"
     assert figures["cached"] == f"{100 * cached // reported}%"
     assert figures["answers"] == f"{answered:,}"
     manifests = session_packs(store, session="s1")
     assert counted == sum(manifest.request_tokens for manifest in manifests)
-    without = Comparison(manifests).unpacked
-    assert f"Estimate without packs: the same calls would have read {without.tokens:,} tokens" in page.text
+    without = Comparison((one, one.usage(store.outcome(one))) for one in manifests).unpacked.totals
+    assert f"Without packs the same calls would have read {without.input_tokens:,} tokens" in page.text
 
 
 def test_the_parts_of_a_request_sum_to_what_it_is_counted_as(chat: Chat) -> None:

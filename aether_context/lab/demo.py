@@ -161,8 +161,8 @@ def _prove(report: list[str], item: str, text: str, claim: str, *, whole: bool =
 
 # The agent on ADK's own runner: its tools, its session, and the scripted model.
 
-LIKE = "gemini-flash-latest"
-"""The model whose token counts and prices the script is given."""
+_SCRIPTED = "gemini-flash-latest-scripted"
+"""The script's name as a model: it has the token counts and prices of the one that it stands for."""
 
 
 class Folder:
@@ -230,7 +230,7 @@ async def research(*, model: str | None, plugin: BasePlugin, root: Path) -> tupl
     folder = Folder(root, without="lab/demo.py")
     agent = LlmAgent(
         name="researcher",
-        model=model or ScriptedModel(model=f"{LIKE}-scripted"),
+        model=model or ScriptedModel(model=_SCRIPTED),
         instruction=_INSTRUCTION,
         tools=[folder.list_files, folder.read_file, folder.search_text, *evidence_tools(), *planning_tools()],
     )

@@ -20,6 +20,7 @@ from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError,
 from aether_context.canonical import JSON, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
 from aether_context.pack import (
+    OBSERVE,
     Accuracy,
     Act,
     Anchor,
@@ -40,6 +41,8 @@ from aether_context.pack import (
 )
 from aether_context.store.layout import manifest_uri
 from aether_context.store.pack_file import check_signature, fields_of, manifest_file, signed
+from aether_context.usage import CallUsage
+from aether_context.usage.calibration import estimated
 
 PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
 """The id of a pack, which is the name of its folder: it leads to no other place."""
@@ -338,6 +341,18 @@ class Manifest(_Record):
         """A part's counted tokens as the provider is expected to count them, by the request as a whole."""
         whole = self.counted_tokens
         return (counted * self.request_tokens + whole // 2) // whole if whole else counted
+
+    def usage(self, outcome: Mapping[str, JSON] | None) -> CallUsage | None:
+        """The call's usage and cost by its outcome; None without one, and for a call that failed without usage.
+
+        What the provider did not report is estimated, for the arm ``observe`` from the whole history.
+        """
+        tokens, shared = self.request_tokens, self.expected(self.prefix.shared_tokens or 0)
+        if self.arm == OBSERVE:
+            tokens = estimated(self.calibration, self.whole_history_tokens)
+            shared = 0 if self.whole_history_breaks else max(0, tokens - self.request_tokens + shared)
+        call = None if outcome is None else CallUsage.of_outcome(outcome, tokens, shared)
+        return call and call.priced(self.model, self.last_event_time)
 
     @property
     def session_key(self) -> tuple[str, str, str]:

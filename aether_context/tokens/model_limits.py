@@ -34,9 +34,9 @@ SERVED_LOCALLY = frozenset({"ollama", "ollama_chat", "llamafile", "lm_studio", "
 def bare_model_name(model: str) -> str:
     """The model's own name, in lower case, from `models/x`, Vertex resource paths, `provider/x` or a Bedrock id.
 
-    A Vertex version `x@20250514` becomes `x-20250514`.
+    A Vertex version `x@20250514` becomes `x-20250514`; a scripted model `x-scripted` has the name that it stands for.
     """
-    name = model.strip().lower().rsplit("/", 1)[-1].removeprefix("databricks-")
+    name = model.strip().lower().rsplit("/", 1)[-1].removeprefix("databricks-").removesuffix("-scripted")
     name = re.sub(rf"^(?:[a-z-]{{2,6}}\.)?(?:{_VENDORS})\.", "", name)
     name = re.sub(r"-v?\d+:\d+$|(?<=\d)-v\d+$|:(?:free|beta|latest|thinking|nitro)$", "", name)
     return re.sub(r"@(?:default|latest)$", "", re.sub(r"@(\d+)$", r"-\1", name))

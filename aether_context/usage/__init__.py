@@ -38,6 +38,8 @@ class CallUsage:
         input_tokens: the whole input, cached tokens and the results of tools that the provider ran included.
         output_tokens: the whole output, thoughts included.
         cached_tokens, cache_write_tokens: parts of the input; None where the provider did not report them.
+        shared_tokens: those of the beginning that the call before had, too. The cost takes it that a cache served them
+            all, where no cached tokens are reported.
         estimate: the input as estimated before the call; None where it was not estimated.
         input_estimated, output_estimated: whether the provider did not report it.
         cost_usd: None where the price is unknown.
@@ -48,6 +50,7 @@ class CallUsage:
     output_tokens: int
     cached_tokens: int | None = None
     cache_write_tokens: int = 0
+    shared_tokens: int = 0
     estimate: int | None = None
     input_estimated: bool = False
     output_estimated: bool = False
@@ -64,13 +67,23 @@ class CallUsage:
         cost = prices.cost(
             input_tokens=self.input_tokens,
             output_tokens=self.output_tokens,
-            cached_tokens=self.cached_tokens or 0,
+            cached_tokens=self.shared_tokens if self.cached_tokens is None else self.cached_tokens,
             cache_write_tokens=self.cache_write_tokens,
         )
         return replace(self, cost_usd=cost)
 
+    def instead(self, tokens: int, shared_tokens: int) -> CallUsage:
+        """An estimate, without its cost, of the same call with a request of other tokens, of which a cache serves and
+        stores the same shares as of this one's."""
+        cached, shared, uncached = self.cached_tokens, self.shared_tokens, self.input_tokens - (self.cached_tokens or 0)
+        if cached is not None:
+            cached = cached * shared_tokens // shared if cached < shared else cached - shared + shared_tokens
+        written = self.cache_write_tokens * max(0, tokens - (cached or 0)) // max(1, uncached)
+        call = replace(self, input_tokens=tokens, cached_tokens=cached, cache_write_tokens=written)
+        return replace(call, shared_tokens=shared_tokens, input_estimated=True)
+
     @classmethod
-    def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int) -> CallUsage | None:
+    def of_outcome(cls, outcome: Mapping[str, JSON], estimate: int, shared_tokens: int = 0) -> CallUsage | None:
         """A call, without its cost, from the outcome recorded with its pack; None where the call failed without usage.
 
         Args:
@@ -84,6 +97,7 @@ class CallUsage:
             output_tokens=numbers.get("output_tokens", 0),
             cached_tokens=numbers.get("cached_tokens"),
             cache_write_tokens=numbers.get("cache_write_tokens", 0),
+            shared_tokens=shared_tokens,
             estimate=estimate,
             input_estimated="input_tokens" not in numbers,
             output_estimated="output_tokens" not in numbers,
@@ -115,7 +129,10 @@ class Totals(NamedTuple):
     estimated_outputs: _Tokens = 0
 
     @classmethod
-    def of(cls, call: CallUsage) -> Totals:
+    def of(cls, call: CallUsage | None) -> Totals:
+        """The sums over one call; None is none."""
+        if call is None:
+            return cls()
         return cls(
             calls=1,
             input_tokens=max(0, call.input_tokens),
@@ -145,6 +162,23 @@ class Totals(NamedTuple):
         return None if self.unpriced_calls == self.calls else self.cost_usd
 
     @property
+    def cost_estimated(self) -> bool:
+        """Tells whether a provider left out some of what the cost is made of."""
+        return any((self.unknown_cache_tokens, self.estimated_inputs, self.estimated_outputs))
+
+    @property
+    def cost_text(self) -> str | None:
+        """``$0.0676 estimated``, with a ``+`` where it lacks calls without a known price; None where all are."""
+        cost, marks = self.known_cost_usd, "+" * bool(self.unpriced_calls) + " estimated" * self.cost_estimated
+        return None if cost is None else dollars(cost) + marks
+
+    @property
+    def cost_fields(self) -> dict[str, JSON]:
+        """The cost for JSON."""
+        cost = self.known_cost_usd
+        return {"cost_usd": None if cost is None else float(cost), "cost_estimated": self.cost_estimated}
+
+    @property
     def amounts(self) -> dict[Measure, Amount]:
         """The used tokens and cost, by measure."""
         tokens: dict[Measure, Amount] = {"input": self.input_tokens, "output": self.output_tokens}
@@ -165,6 +199,11 @@ class Totals(NamedTuple):
 
 
 _TOTALS = TypeAdapter(Totals, config=ConfigDict(defer_build=True))
+
+
+def dollars(cost: Decimal) -> str:
+    """``$0.0676``, with more decimal places below a cent and fewer from ten dollars on."""
+    return f"${cost:,.{2 if cost >= 10 else 6 if 0 < cost < 0.01 else 4}f}"
 
 
 class Accuracy(NamedTuple):

@@ -15,6 +15,7 @@ from __future__ import annotations
 import functools
 import io
 import math
+import re
 import sys
 from collections.abc import Callable
 from importlib import import_module
@@ -22,6 +23,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+from click.core import ParameterSource
 
 from aether_context import __version__
 from aether_context.errors import AetherContextError
@@ -71,6 +73,8 @@ def _command(run: str, *examples: str) -> Callable[[Callable[[], None]], click.C
     def of(description: Callable[[], None]) -> click.Command:
         @functools.wraps(description)
         def invoke(**options: Any) -> Any:
+            if "operand" in options:
+                _find_store(options)
             module, _, function = run.partition(".")
             return getattr(import_module(f"aether_context.lab.cli.{module}"), function)(**options)
 
@@ -79,27 +83,46 @@ def _command(run: str, *examples: str) -> Callable[[Callable[[], None]], click.C
     return of
 
 
+_PACK = re.compile(r"latest|[0-9a-f]+|\d{8}T.*|pack_.*")
+"""The words that may name a pack. Any other operand in the place of one is the store."""
+
+
+def _find_store(options: dict[str, Any]) -> None:
+    """Takes the store from the last operand, unless ``--store`` names it or the operand stands for a pack and may."""
+    is_named = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
+    if options["operand"] and "pack_ids" in options and (is_named or _PACK.fullmatch(options["operand"])):
+        options |= {"pack_ids": (*options["pack_ids"], options["operand"]), "operand": None}
+    name = next(filter(options.get, ("operand", "after", "before", "pack")), None)
+    if name == "operand" and is_named:
+        raise click.UsageError("the store is named twice: by --store and by its place")
+    if name == "operand" or (name and not is_named and not _PACK.fullmatch(options[name])):
+        options |= {"url": options[name], name: None}
+    del options["operand"]
+
+
 def _json_option(meaning: str) -> Callable[[_Command], _Command]:
     return click.option("--json", "as_json", is_flag=True, help=meaning)
 
 
 def _packs_of(command: _Command) -> _Command:
     """Adds the options that select packs by application, user and session."""
-    command = click.option("--session", help="This session only.")(command)
-    command = click.option("--user", help="This user only.")(command)
-    return click.option("--app", help="This application only.")(command)
+    command = click.option("--session", metavar="ID", help="This session only.")(command)
+    command = click.option("--user", metavar="ID", help="This user only.")(command)
+    return click.option("--app", metavar="NAME", help="This application only.")(command)
 
 
-_store_option = click.option(
-    "--store",
-    "url",
-    metavar="URL",
-    envvar="AETHER_CONTEXT_STORE",
-    default="artifacts",
-    show_default=True,
-    show_envvar=True,
-    help="The store of packs: a folder or any fsspec URL.",
-)
+def _store_option(command: _Command) -> _Command:
+    """Adds the ways to name a store: an option, and the place behind all other operands."""
+    command = click.argument("operand", required=False, metavar="[STORE]")(command)
+    return click.option(
+        "--store",
+        "url",
+        metavar="URL",
+        envvar="AETHER_CONTEXT_STORE",
+        default="artifacts",
+        show_envvar=True,
+        help="The store of packs: a folder or any fsspec URL. STORE names it, too.",
+    )(command)
 
 
 def _stored_packs(command: _Command) -> _Command:
@@ -107,13 +130,13 @@ def _stored_packs(command: _Command) -> _Command:
     return _store_option(_packs_of(command))
 
 
-_session_option = click.option("--session", help="The session whose calls are numbered; else that of the newest pack.")
+_session_option = click.option("--session", metavar="ID", help="The session whose calls are numbered; else the newest.")
 _all_option = click.option("--all", "everything", is_flag=True, help="Every row and every line, however many.")
 
 
 @click.group(
     cls=_Commands,
-    context_settings={"help_option_names": ["-h", "--help"]},
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
     epilog=_examples("demo", "list", "inspect", "verify --replay", "inspect --help"),
 )
 @click.version_option(__version__, prog_name="aether-context")
@@ -150,7 +173,7 @@ def inspect() -> None:
 
 
 @_command("inspection.show_replay", "replay 23", "replay 9f86d081 --policy my.toml --all")
-@click.argument("pack")
+@click.argument("pack", required=False)
 @_store_option
 @_session_option
 @click.option(
@@ -159,7 +182,7 @@ def inspect() -> None:
 @_all_option
 @_json_option("The request as canonical JSON; with --policy, what `diff --json` gives.")
 def replay_command() -> None:
-    """Builds a pack's request again, checks it against the recorded checksum, and prints it.
+    """Builds a pack's request again, by default that of the newest, checks it against the checksum, and prints it.
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
@@ -204,14 +227,14 @@ def why_command() -> None:
 
 
 @_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
-@click.argument("pack_ids", nargs=-1)
+@click.argument("pack_ids", nargs=-1, metavar="[PACK]...")
 @_stored_packs
 @click.option("--replay", "replays", is_flag=True, help="Also build each request again, and compare it and its rows.")
 @_json_option("A JSON object with what was found.")
 def verify_command() -> None:
     """Checks that a store holds what was written: every byte of every file, and all that manifests name.
 
-    A pack whose request is larger than its window fails as well. Without PACK_IDS all packs are checked. The exit code
+    A pack whose request is larger than its window fails as well. Without a PACK all packs are checked. The exit code
     is 1 where anything failed.
     """
 
@@ -226,8 +249,8 @@ def verify_command() -> None:
 @click.option("--case", metavar="ID", help="The case of an evalset; else its first.")
 @click.option("--message", metavar="TEXT", help="The user's next message.")
 @click.option("--policy", metavar="FILE|PROFILE", help="The policy; else AETHER_CONTEXT_POLICY, else chat.")
-@click.option("--window", type=click.IntRange(min=256), metavar="N", help="The most input tokens.")
-@click.option("--model", default="gemini-flash-latest", show_default=True, help="The model's name; it is not called.")
+@click.option("--window", type=click.IntRange(min=256), metavar="N", help="The window in tokens.")
+@click.option("--model", default="gemini-flash-latest", help="The model's name; it is not called.")
 @click.option("--agent", "agent_name", metavar="NAME", help="The agent that is called; else the session's last one.")
 @click.option("--system", metavar="TEXT", default="", help="The agent's instruction.")
 @click.option("--request", is_flag=True, help="The request itself, not its description.")
@@ -244,25 +267,18 @@ def preview_command() -> None:
 
 @_command(
     "tuning.tune",
-    "tune artifacts -o policies",
-    "tune s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
-    "tune artifacts --profile research --check policies/research.toml",
+    "tune -o policies",
+    "tune --store s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
+    "tune --profile research --check policies/research.toml",
 )
-@click.argument("urls", nargs=-1, metavar="STORES")
+@click.argument("urls", nargs=-1, metavar="[STORE]...")
+@click.option("--store", "stores", multiple=True, metavar="URL", help="A store of packs; can be repeated.")
 @click.option("--profile", "profiles", multiple=True, help="A profile to tune; can be repeated; else all recorded.")
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
 @click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Seed of the halves and of the intervals.")
-@click.option(
-    "--margin",
-    type=_Amount(min=0),
-    default=1.0,
-    show_default=True,
-    help="Points of retention and percent of cost that do not matter.",
-)
-@click.option(
-    "--spend", type=_Amount(min=0), default=0.0, show_default=True, help="Percent of cost allowed for more retention."
-)
+@click.option("--seed", type=int, default=0, help="Seed of the halves and of the intervals.")
+@click.option("--margin", type=_Amount(0), default=1.0, help="Points of retention and percent of cost to disregard.")
+@click.option("--spend", type=_Amount(0), default=0.0, help="Percent of cost allowed for more retention.")
 @click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
 @click.option("--scheduler", metavar="ADDRESS", help="A Dask scheduler whose workers reach the stores.")
 @click.option(
@@ -287,8 +303,7 @@ def tune_command() -> None:
 
 
 @_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-flash-latest")
-@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
-@_packs_of
+@_stored_packs
 @click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
 @_json_option("The same as JSON.")
 def exam() -> None:
@@ -299,9 +314,8 @@ def exam() -> None:
     """
 
 
-@_command("exam.show_arms", "compare", "compare artifacts --app shop", "compare s3://bucket/packs --json")
-@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
-@_packs_of
+@_command("exam.show_arms", "compare", "compare --app shop", "compare --store s3://bucket/packs --json")
+@_stored_packs
 @_json_option("The same as JSON.")
 def compare_command() -> None:
     """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, failed calls, exam recall,
@@ -319,7 +333,7 @@ def compare_command() -> None:
     type=click.Choice(["agent", "day", "model", "session"]),
     multiple=True,
     default=("agent", "day"),
-    help="A row for each of these, agent and day by default; may be given more than once.",
+    help="A row for each of these; may be given more than once.",
 )
 @_json_option("The same as JSON; null is unknown.")
 def usage() -> None:
@@ -356,22 +370,17 @@ def forget() -> None:
     """
 
 
-@_command(
-    "browser.serve_pages", "serve s3://bucket/packs --port 9000", "serve artifacts --report bug.html --session s1"
-)
-@click.argument("url", metavar="[STORE]", envvar="AETHER_CONTEXT_STORE", default="artifacts")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on; others need a token.")
-@click.option("--port", type=click.IntRange(1, 65_535), default=8321, show_default=True, help="The port.")
+@_command("browser.serve_pages", "serve --store s3://bucket/packs --port 9000", "serve --report bug.html --session s1")
+@_stored_packs
+@click.option("--host", default="127.0.0.1", help="Address to listen on; others need a token.")
+@click.option("--port", type=click.IntRange(1, 65_535), default=8321, help="The port.")
 @click.option(
     "--token",
     envvar="AETHER_CONTEXT_TOKEN",
     show_envvar=True,
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
-@click.option(
-    "--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send to others."
-)
-@_packs_of
+@click.option("--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send.")
 def serve() -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
@@ -388,6 +397,6 @@ def serve() -> None:
 )
 @click.option("--model", help="A model to call; without it a scripted one answers, and no key or network is needed.")
 @_store_option
-@click.option("--window", type=click.IntRange(min=256), default=16_000, show_default=True, help="Window in tokens.")
+@click.option("--window", type=click.IntRange(min=256), metavar="N", default=16_000, help="The window in tokens.")
 def demo() -> None:
     """Runs a small agent with the plugin attached, and shows what its packs held."""

@@ -47,7 +47,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
         say(f"{model} needs {key}: set it, or leave the model out to run the demo offline.")
         return WRONG_USAGE
     from aether_context.adk import ContextPackPlugin
-    from aether_context.lab.demo import LIKE, research
+    from aether_context.lab.demo import research
 
     store = PackStore(url)
     store.files.try_writing()
@@ -60,7 +60,7 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     plugin = ContextPackPlugin(policy=policy, store=store)
     session, _ = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
     manifests = list(store.manifests("demo", "reader", session))
-    compared = Comparison(manifests, priced_as=model or LIKE)
+    compared = Comparison((manifest, manifest.usage(store.outcome(manifest))) for manifest in manifests)
     verifier, paths = Verifier(store, replays=True), store.places("demo", "reader", session)
     faults = {path: fault for path in paths if (fault := verifier.fault(path))}
     head(compared.headline(window))

@@ -60,7 +60,8 @@ def show_arms(url: str, *, as_json: bool, **selection: str | None) -> int:
             for one in report.contrasts
         ]
         arms = {
-            name: {"sessions": report.sessions[name]} | {measure: mean.to_json() for measure, mean in means.items()}
+            name: {"sessions": report.sessions[name], "cost_estimated": name in report.estimated}
+            | {measure: mean.to_json() for measure, mean in means.items()}
             for name, means in report.means.items()
         }
         print_json({"arms": arms, "contrasts": contrasts, "unusable": dict(report.unusable)})
@@ -71,6 +72,8 @@ def show_arms(url: str, *, as_json: bool, **selection: str | None) -> int:
         columns = [f">{name}, {unit}" for name, unit in MEASURES.items()]
         rows = [(name, report.sessions[name], *map(_cell, means.values())) for name, means in report.means.items()]
         print_table(("arm", ">sessions", *columns), rows)
+        if report.estimated:
+            say(f"cost is estimated where providers did not report all of it: {', '.join(sorted(report.estimated))}")
         for name, problem in report.unusable.items():
             say_error(f"left out: {name}: {problem}", "red")
     return NOT_THERE if report.unusable else 0

@@ -17,10 +17,11 @@ from aether_context.lab.cli.terminal import (
 from aether_context.lab.reading import session_packs
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import name_of
+from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
-_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", "epoch", "asked")
+_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost", "epoch")
 
 # Finding packs. See `PackStore` for what a place is.
 
@@ -75,21 +76,21 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
     off = dict[str, tuple[str, ...]]()
     shown = dict(list(listed.items())[-limit:]) if limit else listed
-    for place, manifest, _ in watched(store.calls(shown), len(shown)):
+    for place, manifest, outcome in watched(store.calls(shown, outcomes=True), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": one_line(manifest)})
         elif as_json:
-            values.append(_value(store, manifest))
+            values.append(_value(store, manifest, Totals.of(manifest.usage(outcome))))
         else:
-            rows.append(_row(manifest))
+            rows.append(_row(manifest, Totals.of(manifest.usage(outcome))))
             off[manifest.app] = manifest.off
     if as_json:
         print_json(values)
     elif not listed:
         say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
-        print_table(_COLUMNS, rows)
+        print_table((*_COLUMNS, "asked"), rows)
         for app, agent in ((app, agent) for app, agents in off.items() for agent in agents):
             say(f"{agent} of {app} is off (enabled = false): its requests are left alone, and not recorded")
         for name, problem in unreadable.items():
@@ -99,19 +100,20 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     return NOT_THERE if unreadable else 0
 
 
-def _row(manifest: Manifest) -> tuple[object, ...]:
+def _row(manifest: Manifest, used: Totals) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
-    user_words = one_line(manifest.words, 60)
-    return manifest.number, manifest.pack_id, time, *manifest.session_key, agent, room, epoch, user_words
+    names, user_words = (manifest.pack_id, time, *manifest.session_key, agent), one_line(manifest.words, 60)
+    return manifest.number, *names, room, used.cost_text, epoch, user_words
 
 
-def _value(store: PackStore, manifest: Manifest) -> JSON:
+def _value(store: PackStore, manifest: Manifest, used: Totals) -> JSON:
     names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
     names += ("model", "window", "off", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")
     return {name: getattr(manifest, name) for name in names} | {
+        **used.cost_fields,
         "epoch": manifest.epoch_number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),

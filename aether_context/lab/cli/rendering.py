@@ -385,22 +385,22 @@ def difference_json(difference: Difference) -> JSON:
 
 
 def print_comparison(compared: Comparison, *, in_short: bool = False) -> None:
-    """Prints the input of calls with their packs, and an estimate of what it would have been without."""
+    """Prints what calls read and cost with packs and without; what was not sent is estimated."""
     sides = (compared.packed, compared.unpacked)
+    columns = (">with packs, estimated", ">without") if compared.observed else (">with packs", ">without, estimated")
     rows = [
-        ("model calls", *(side.calls for side in sides)),
-        ("input tokens", *(side.tokens for side in sides)),
+        ("model calls", *(side.totals.calls for side in sides)),
+        ("input tokens", *(side.totals.input_tokens for side in sides)),
         ("largest request", *(side.largest for side in sides)),
         ("larger than the window", *(f"{side.over_window:,} calls" for side in sides)),
-        ("same beginning as the call before", *(percent(side.shared, side.tokens) for side in sides)),
-        ("cost of the input", *(None if side.cost_usd is None else f"${side.cost_usd:,.4f}" for side in sides)),
+        ("same beginning as the call before", *(percent(side.shared, side.totals.input_tokens) for side in sides)),
+        ("cost", *(side.totals.cost_text for side in sides)),
     ]
-    print_table(("", ">with packs", ">without, estimated"), rows[1:] if in_short else rows, "  ")
+    print_table(("", *columns), rows[1:] if in_short else rows, "  ")
     if in_short:
         return
     say(f"  saved: {compared.saved}")
-    say("  Without packs is an estimate: the same calls read the whole history, every declaration and whole results,")
-    say("  without the tools that read results back, their calls and what they gave.")
-    say("  The cost is by the paid tier's list price; of each shared beginning a cache served as much as the provider")
-    say("  reported for the packs, all of it where it reported nothing.")
+    say("  Without packs the same calls read the whole history, every declaration and whole results, and have no tools")
+    say("  that read results back. Costs are list prices of what was reported; where it was not, they are estimated.")
+    say("  A cache serves as much of each shared beginning as the provider reported; all of it where it said nothing.")
     say("  A model with this window would have refused the calls that are larger than it.")

@@ -20,6 +20,7 @@ from aether_context.policy import PackPolicy, differing, merged
 
 def tune(
     urls: tuple[str, ...],
+    stores: tuple[str, ...],
     profiles: tuple[str, ...],
     base: str | None,
     check: str | None,
@@ -31,7 +32,7 @@ def tune(
     output: Path | None,
     as_json: bool,
 ) -> int:
-    urls = urls or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
+    urls = urls + stores or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
     base_policy = None if base is None else PackPolicy.load(base)
     checked_policy = None if check is None else PackPolicy.load(check)
     with executor(jobs, scheduler) as workers:

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
 from aether_context.lab.cli import packs
 from aether_context.lab.cli.rendering import print_comparison
 from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
-from aether_context.lab.reading import Comparison
+from aether_context.lab.reading import Comparison, Reading
 from aether_context.store import Manifest, PackStore
-from aether_context.usage import CallUsage, Totals, accuracy
+from aether_context.usage import Totals, accuracy
 
 
 @dataclass(slots=True)
@@ -32,20 +32,20 @@ class _Group:
         if outcome is None:
             self.unanswered += 1
             return
-        call = CallUsage.of_outcome(outcome, manifest.request_tokens)
+        call = manifest.usage(outcome)
         if call is None:
             self.failed += 1
             return
         system, tools = (manifest.allocation[name].used for name in ("system", "tools"))
         call = replace(call, system_tokens=system, tool_tokens=tools)
-        self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
+        self.totals = self.totals.plus(Totals.of(call))
         input_tokens = outcome.get("input_tokens")
         if isinstance(input_tokens, int) and not call.input_estimated and not manifest.passthrough_reason:
             self.pairs.append((manifest.request_tokens, input_tokens))
 
     def figures(self) -> dict[str, JSON]:
         """The figures of the calls; None is unknown."""
-        totals, cost = self.totals, self.totals.known_cost_usd
+        totals = self.totals
         names: tuple[str, ...] = ("calls", "input_tokens", "output_tokens", "total_tokens", "cached_share")
         names += ("system_tokens", "tool_tokens", "unpriced_calls")
         return {name: getattr(totals, name) for name in names} | {
@@ -54,7 +54,7 @@ class _Group:
             "cached_tokens": totals.cached_tokens if totals.cached_share is not None else None,
             "unreported_inputs": totals.estimated_inputs,
             "unreported_outputs": totals.estimated_outputs,
-            "cost_usd": None if cost is None else float(cost),
+            **totals.cost_fields,
             "estimate": {
                 **accuracy(self.pairs)._asdict(),
                 "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
@@ -76,7 +76,7 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
             continue
-        compared.add(manifest, None if outcome is None else CallUsage.of_outcome(outcome, manifest.request_tokens))
+        compared.add(manifest, manifest.usage(outcome))
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **effects)
@@ -88,20 +88,17 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
         }
         for group in (groups[tuple(keys[name] for name in by)], all_calls):
             group.add(manifest, outcome)
-    rows = [(key, group.figures()) for key, group in sorted(groups.items())]
+    rows = sorted(groups.items())
     acts = {name: dict(strategies[name]) for name in sorted(strategies)}
     if as_json:
-        groups_json = [dict(zip(by, key, strict=True)) | figures for key, figures in rows]
+        groups_json = [dict(zip(by, key, strict=True)) | group.figures() for key, group in rows]
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
-        sides = {
-            name: asdict(side) | {"cost_usd": None if side.cost_usd is None else float(side.cost_usd)}
-            for name, side in (("packed", compared.packed), ("unpacked", compared.unpacked))
-        }
+        sides = {"packed": _side(compared.packed), "unpacked": _side(compared.unpacked)}
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     elif not groups:
         say_error(f"no packs{packs.whose(**selection)} in {store.url}")
     else:
-        _print(by, rows, all_calls.figures(), acts)
+        _print(by, rows, all_calls, acts)
         say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
@@ -109,16 +106,22 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     return NOT_THERE if unreadable else 0
 
 
+def _side(reading: Reading) -> dict[str, JSON]:
+    sizes = {name: getattr(reading, name) for name in ("shared", "largest", "over_window")}
+    return {"calls": reading.totals.calls, "tokens": reading.totals.input_tokens, **sizes, **reading.totals.cost_fields}
+
+
 def _print(
     by: Sequence[str],
-    rows: Sequence[tuple[Sequence[str], Mapping[str, JSON]]],
-    whole: Mapping[str, JSON],
+    rows: Sequence[tuple[Sequence[str], _Group]],
+    all_calls: _Group,
     strategy_acts: Mapping[str, Mapping[str, int]],
 ) -> None:
     """Prints a row for each group and one for all; then what each strategy cut, freed and cost."""
     table: list[tuple[object, ...]] = []
-    for key, figures in [*rows, (("all", *[""] * (len(by) - 1)), whole)]:
-        close, cached, cost = figures["estimate"], figures["cached_share"], figures["cost_usd"]
+    for key, group in [*rows, (("all", *[""] * (len(by) - 1)), all_calls)]:
+        figures = group.figures()
+        close, cached = figures["estimate"], figures["cached_share"]
         forms = {"p50": ".1%", "p95": ".1%", "bias": "+.1%"}
         errors = [None if close[name] is None else format(close[name], form) for name, form in forms.items()]
         row = (
@@ -126,11 +129,12 @@ def _print(
             "~" * bool(figures["unreported_inputs"]) + f"{figures['input_tokens']:,}",
             "~" * bool(figures["unreported_outputs"]) + f"{figures['output_tokens']:,}",
             None if cached is None else f"{cached:.0%}",
-            None if cost is None else f"${cost:,.4f}{'+' if figures['unpriced_calls'] else ''}",
+            group.totals.cost_text,
         )
         table.append(row)
     estimates = (">estimated", ">reported", ">p50", ">p95", ">bias")
     print_table((*by, ">calls", *estimates, ">input", ">output", ">cached", ">cost"), table)
+    whole = all_calls.figures()
     notes = {
         "~ holds calls whose provider reported no usage: the estimate stands for their input, 0 for their output": (
             whole["unreported_inputs"] or whole["unreported_outputs"]

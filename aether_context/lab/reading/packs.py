@@ -48,6 +48,8 @@ WHY: Mapping[str, str] = {
     "instructs": "kept: the policy lets its tool instruct",
 }
 """Each reason for leaving something out, as the end of a sentence."""
+_UNMISSED = {"already_in_conversation", "below_floor", "beyond_k", "duplicate", "expired", "in_payload", "not_in_scope"}
+"""The reasons for which the model misses nothing that the request would have had room for."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,12 +113,13 @@ class PackView:
 
     @property
     def in_short(self) -> str:
-        """``1,049 of 4,000 tokens; 7 of 9 items whole, 2 offloaded; 3 of 3 tools``."""
-        manifest = self.manifest
-        forms = Counter("shortened" if is_shortened(row) else row.form for row in self.rows.values())
+        """``1,049 of 4,000 tokens; 7 of 9 items whole, 2 offloaded; 3 of 3 tools``, without candidates that nobody
+        misses."""
+        manifest, rows = self.manifest, [row for row in self.rows.values() if row.reason not in _UNMISSED]
+        forms = Counter("shortened" if is_shortened(row) else row.form for row in rows)
         whole = forms.pop("whole", 0)
         counts = [f"{count:,} {form.replace('_', ' ')}" for form, count in forms.most_common()]
-        items = ", ".join([f"{whole:,} of {len(self.rows):,} items whole", *counts])
+        items = ", ".join([f"{whole:,} of {len(rows):,} items whole", *counts])
         items += f"; {self.summary.source}" if self.summary else ""
         tools = f"{len(manifest.tools.sent):,} of {len(manifest.tools.sent) + len(manifest.tools.left_out):,} tools"
         return f"{manifest.request_tokens:,} of {manifest.window:,} tokens; {items}; {tools}"

@@ -21,7 +21,7 @@ from aether_context.lab.exam.marking import MARKS, SessionMarks, mark_session
 from aether_context.lab.exam.recordings import folders
 from aether_context.pack import OBSERVE
 from aether_context.store import Manifest, PackStore
-from aether_context.usage import CallUsage, Totals
+from aether_context.usage import Totals
 
 MEASURES: Mapping[str, str] = {
     "cost": "US dollars", "cached": "% of input", "overflows": "% of calls", "refused": "% of calls", "recall": "%",
@@ -58,8 +58,8 @@ class _Session:
         is_over = manifest.whole_history_tokens > manifest.window
         self.over += is_over if manifest.arm == OBSERVE else manifest.over_window > 0
         self.refused += outcome is not None and outcome.get("error_code") is not None
-        if outcome is not None and (call := CallUsage.of_outcome(outcome, manifest.request_tokens)) is not None:
-            self.totals = self.totals.plus(Totals.of(call.priced(manifest.model, manifest.last_event_time)))
+        if (call := manifest.usage(outcome)) is not None:
+            self.totals = self.totals.plus(Totals.of(call))
         if isinstance(verdict := (outcome or {}).get("acceptance"), dict):
             self.checked += 1
             self.passed += bool(verdict.get("passed"))
@@ -101,12 +101,13 @@ class Contrast:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmReport:
     """Arms with the number of their sessions and the means of each measure, and what the others differ in from the
-    first, which has most sessions."""
+    first, which has most sessions; the cost of those in ``estimated`` holds what providers did not report."""
 
     sessions: Mapping[str, int]
     means: Mapping[str, Mapping[str, Interval]]
     contrasts: tuple[Contrast, ...]
     unusable: Mapping[str, str] = field(default_factory=dict)
+    estimated: frozenset[str] = frozenset()
 
 
 def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
@@ -148,7 +149,8 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
             arms[session.arm].append(session.measured())
     if not arms:
         raise PackNotFound(f"no session in {store.url} has an arm: give the plugin arms={{...}}")
-    return replace(report_arms(arms), unusable=unusable)
+    estimated = frozenset(session.arm for session in sessions.values() if session.totals.cost_estimated)
+    return replace(report_arms(arms), unusable=unusable, estimated=estimated)
 
 
 def report_arms(arms: Mapping[str, Sequence[Measured]], seed: int = 0) -> ArmReport:

@@ -58,12 +58,8 @@ class Session:
 
     @property
     def compared(self) -> Comparison:
-        """The input of the calls with their packs, and an estimate of it without."""
-        compared = Comparison()
-        for call in self.calls:
-            if call.manifest is not None:
-                compared.add(call.manifest, call.answer)
-        return compared
+        """The calls with their packs, and an estimate of them without."""
+        return Comparison((call.manifest, call.answer) for call in self.calls if call.manifest is not None)
 
 
 class CallReader:
@@ -91,8 +87,7 @@ class CallReader:
                 manifest.verify()
             except (ChecksumMismatch, StoreError) as error:
                 fault = str(error)
-            answer = None if outcome is None else CallUsage.of_outcome(outcome, manifest.request_tokens)
-            answer = None if answer is None else answer.priced(manifest.model, manifest.last_event_time)
+            answer = manifest.usage(outcome)
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = (str(error) or type(error).__name__)[:500]
             return Call(pack_id, (app, user, session), flags=("cannot be read",), fault=fault)

@@ -20,6 +20,7 @@ from aether_context.lab.reading.sessions import reads_told
 from aether_context.pack import LAYERS
 from aether_context.packing.payload import minute
 from aether_context.text.decoding import escaped
+from aether_context.usage import Totals
 
 if TYPE_CHECKING:
     import jinja2
@@ -74,10 +75,10 @@ def environment() -> jinja2.Environment:
     )
     jinja.filters |= {
         "n": _number,
-        "usd": lambda value: "–" if value is None else f"${value:,.4f}" if value < 10 else f"${value:,.2f}",
+        "cost": lambda call: Totals.of(call).cost_text,
         "when": minute,
         "reads": reads_told,
-        "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "–",
+        "pct": lambda part, whole: f"{100 * part // whole}%" if whole > 0 else "",
         "words": lambda name: WHY.get(name, name.replace("_", " ")),
         "clip": lambda text, limit: (
             text if len(text) <= limit else f"{text[:limit]} … {len(text) - limit:,} more characters"
@@ -91,5 +92,5 @@ def environment() -> jinja2.Environment:
 
 def _number(value: float | None, sign: bool = False) -> str:
     if value is None:
-        return "–"
+        return ""
     return f"{value:.3g}" if isinstance(value, float) else f"{value:+,}" if sign and value else f"{value:,}"

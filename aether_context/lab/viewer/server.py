@@ -32,7 +32,8 @@ from aether_context.store.replay import Replayer
 
 logger = logging.getLogger(__name__)
 _T = TypeVar("_T")
-_Reads: TypeAlias = Mapping[str, Sequence[int]]
+_Family: TypeAlias = tuple[Mapping[str, Sequence[int]], Mapping[str, tuple[Manifest | None, Manifest | None]]]
+"""Before which calls addresses were read back; the calls before and after each pack, by its id."""
 
 COOKIE = "aether_context_viewer"
 LOOPBACK = ("localhost", "127.0.0.1", "[::1]")
@@ -90,11 +91,11 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
         raise PackNotFound(f"no packs of session {session!r} of app {app!r} and user {user!r} are in {store.url}")
     links = Links(in_file=frozenset(path.rpartition("/")[2] for path in places[-_MOST_IN_FILE:]))
     packs: list[tuple[str, str]] = []
-    reads = _reads(store, (app, user, session))
+    family = _family(store, (app, user, session))
     for path in places[-_MOST_IN_FILE:]:
         name, layout = path.rpartition("/")[2], {"fragment": True, "prefix": f"{len(packs)}-"}
         try:
-            values = _of_pack(replayer, store.read(path), reads)
+            values = _of_pack(replayer, store.read(path), family)
             packs.append((name, render_page("pack.html", links, **layout, **values)))
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
@@ -104,7 +105,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
     return render_page("session.html", links, title=session, **values)
 
 
-def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manifest | None = None) -> dict[str, Any]:
+def _of_pack(replayer: Replayer, manifest: Manifest, family: _Family, other: Manifest | None = None) -> dict[str, Any]:
     """The page of a pack, or what differs from another pack where that is given."""
     view, store, is_beside = read_view(replayer, manifest), replayer.store, other is not None
     compared = difference(read_view(replayer, other), view) if other is not None else None
@@ -121,7 +122,8 @@ def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manif
     return {
         "title": manifest.pack_id,
         "view": view,
-        "reads": reads,
+        "reads": family[0],
+        "around": family[1].get(manifest.pack_id, (None, None)),
         "gaps": gaps,
         "messages": [(request_piece, [*spans(request_piece, view)]) for request_piece in view.request or ()],
         "is_beside": is_beside,
@@ -131,11 +133,13 @@ def _of_pack(replayer: Replayer, manifest: Manifest, reads: _Reads, other: Manif
     }
 
 
-def _reads(store: PackStore, owner: tuple[str, str, str]) -> _Reads:
-    """Before which calls of a session addresses were read back, as far as its packs can be read."""
+def _family(store: PackStore, owner: tuple[str, str, str]) -> _Family:
+    """What the calls of a session and of its tools' sessions tell; nothing where one of them cannot be read."""
     with suppress(AetherContextError, ValueError, LookupError):
-        return read_back(store, session_packs(store, app=owner[0], user=owner[1], session=owner[2]))
-    return {}
+        calls = session_packs(store, app=owner[0], user=owner[1], session=owner[2])
+        sides = zip([None, *calls[:-1]], [*calls[1:], None], strict=True)
+        return read_back(store, calls), dict(zip((call.pack_id for call in calls), sides, strict=True))
+    return {}, {}
 
 
 class _Guard:
@@ -268,7 +272,7 @@ class _Viewer:
         """A pack, or with ``beside`` what differs from that one."""
         manifest, other_name = self._manifest(request, request.path_params["pack"]), request.query_params.get("beside")
         other = self._manifest(request, other_name) if other_name else None
-        values = _of_pack(Replayer(self.store), manifest, _reads(self.store, manifest.session_key), other)
+        values = _of_pack(Replayer(self.store), manifest, _family(self.store, manifest.session_key), other)
         return self._page(request, "pack.html", prefix="", **values)
 
     def raw(self, request: Request) -> Response:
