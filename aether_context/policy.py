@@ -207,8 +207,8 @@ class RetrievalSettings(_Settings):
     """Settings of retrieval: what may enter the evidence and memory layers."""
 
     memory_k: int = Field(default=16, ge=0)
-    """Most memories that a search found, and most of the app's own. Of turns that a cut removed twice as many, and four
-    times as many where the user asks for many things. 0 leaves out all."""
+    """Most memories of a search, and most of the app's own. Of turns that a cut removed, twice as many return. Where
+    the user asks for many things, it is four times as many. 0 leaves out all."""
     evidence_k: int = Field(default=12, ge=0)
     """Most stored results that a pack lists, beside all evidence that somebody recorded. 0 lists none."""
     recall: bool = True
@@ -310,8 +310,8 @@ class UsageSettings(_Settings):
 
     gate: float = Field(default=0.6, ge=0, le=1)
     """Share of the window: while the usage reported in this invocation is below it, no cut is made below the budget. It
-    matters with ``conversation.compact_at = None``, ``stable_prefix`` or ``summarize``. 0 turns it off, and the net of
-    3.6 bytes for each token of the window that holds where nothing was reported."""
+    matters with ``conversation.compact_at = None``, ``stable_prefix`` or ``summarize``. Where nothing
+    was reported, such a cut waits until the request has 3.6 bytes for each token of the window. 0 turns both off."""
 
 
 class TokenSettings(_Settings):
@@ -396,9 +396,9 @@ class PackPolicy(_Settings):
     """What to prefer where tokens and detail conflict: neither, detail (``quality_first``), or few tokens
     (``cost_first``). Combines with any profile."""
     max_input_tokens: _Windows | None = None
-    """The window in tokens, for any model, or by model name; ``model`` is all that the model takes. None, and a model
-    that is not named, take 128,000 at most, and no more than the model or its first price tier; a call whose system
-    instruction, declarations and request need more then takes up to what the model does."""
+    """The window in tokens, for any model, or by model name; ``model`` is all that the model takes. For None, and a
+    model that is not named, it is the smallest of 128,000, the model's limit and the end of its first price tier.
+    A call whose system instruction, declarations and request need more may then take up to the model's limit."""
     agents: Mapping[str, Literal["chat", "coding", "research", "requirements", "test_cases"] | Mapping[str, Any]] = {}
     """Policies of single agents, by agent name: a profile, or a table with fields of a policy, but for those of the
     whole app: ``agents``, ``limits``, ``offload``, ``record``, ``redact``, ``redact_prompt`` and ``tokens``."""

@@ -369,9 +369,9 @@ BREAKS = (
     Break(
         "exam-counts-a-stored-result-as-whole",
         "lab/exam/marking.py",
-        "Examiner.mark",
-        "if question.place in whole and not question.stored:",
-        "if question.place in whole:",
+        "_Examiner.marked",
+        "if question.place not in whole or question.stored:",
+        "if question.place not in whole:",
     ),
     Break(
         "tuning-allows-sessions-that-did-not-play",

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
+from typing import Any
 
 from scripted import Chat, call
 
@@ -41,22 +43,28 @@ def record(
         reach: how many files back a quote may lie; 0 quotes the file that was read last.
     """
     for number in range(count):
-        chance = random.Random(f"{app} {number}")
-        script: list[object] = []
-        for step in range(steps):
-            name = f"src/{app}_{number}_{step}.py"
-            script.append(call("read_file", name=name))
-            back = f"src/{app}_{number}_{max(0, step - chance.randint(min(1, reach), reach))}.py"
-            script.append(call("edit", name=back, line=chance.choice(lines_of(back))))
-        chat = Chat(
-            store=store,
-            policy=policy,
-            tools=[read_file, edit],
-            script=[*script, "done"],
-            session=f"s{number}",
-            app_name=app,
+        session_of(
+            number, store=store, policy=policy, script=script_of(number, steps=steps, reach=reach, app=app), app=app
         )
-        chat.say(f"Work through the files of task {number}, please.")
+
+
+def script_of(number: int, *, steps: int = 14, reach: int = 4, app: str = "shop") -> list[object]:
+    """What the model of a recorded session answers."""
+    chance, script = random.Random(f"{app} {number}"), list[object]()
+    for step in range(steps):
+        name = f"src/{app}_{number}_{step}.py"
+        script.append(call("read_file", name=name))
+        back = f"src/{app}_{number}_{max(0, step - chance.randint(min(1, reach), reach))}.py"
+        script.append(call("edit", name=back, line=chance.choice(lines_of(back))))
+    return [*script, "done"]
+
+
+def session_of(number: int, *, app: str = "shop", more_plugins: Sequence[Any] = (), **settings: Any) -> Chat:
+    """A session that was played to its end, with other plugins behind the package's."""
+    chat = Chat(tools=[read_file, edit], session=f"s{number}", app_name=app, **settings)
+    chat.runner.plugin_manager.plugins.extend(more_plugins)
+    chat.say(f"Work through the files of task {number}, please.")
+    return chat
 
 
 RESEARCH = PackPolicy.load("research", max_input_tokens=3_000)

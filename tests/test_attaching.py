@@ -154,7 +154,7 @@ def test_of_two_that_would_pack_a_call_the_first_one_does(
     usage = chat.plugin.usage(app="shop", user="ann", session="s1")
     assert usage is not None
     assert usage.session.totals.calls == calls
-    told = [record.getMessage() for record in caplog.records if "stands back" in record.getMessage()]
+    told = [record.getMessage() for record in caplog.records if "does nothing, since" in record.getMessage()]
     assert len(told) == 1
     assert "remove one of the two" in told[0]
 

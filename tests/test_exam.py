@@ -1,316 +1,260 @@
-"""The exam: what it asks, how it marks, and that it sees what a cut loses."""
+"""The exam: what it asks, how it marks, and that a model's own search gives what it calls found."""
 
 from __future__ import annotations
 
 import asyncio
 import json
 import re
+from collections import Counter
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
-from google.adk.agents.callback_context import CallbackContext
-from google.adk.models.llm_request import LlmRequest
-from google.genai import types
-from recorded_sessions import SMALL, STARVED, record
+from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.tool_context import ToolContext
+from recorded_sessions import record, script_of, session_of
 from scripted import Chat, call, new_store
+from wording import HISTORY
 
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
-from aether_context.lab.exam import Question, hold_exam, questions
-from aether_context.lab.exam.questions import lines_of, plain_text
+from aether_context.lab.exam import Exam, Question, hold_exam, questions
+from aether_context.lab.exam.marking import ACTS, MARKS
 from aether_context.pack import Content, Part
 
-
-def content(role: str, kind: str, text: str, name: str = "") -> Content:
-    return Content(role=role, parts=(Part(kind=kind, text=text, wire="", name=name),), wire="", digest="")  # type: ignore[arg-type]
+WINDOW = PackPolicy(max_input_tokens=4_000, offload={"mode": "off"})
 
 
-def todos(status: str) -> str:
-    return json.dumps({"todos": [{"content": "update the ledger tests", "status": status}]})
+def content(role: str, *parts: tuple[str, Any, str]) -> Content:
+    made = tuple(
+        Part(kind=kind, text=value if kind == "text" else json.dumps(value), wire="", name=name)  # type: ignore[arg-type]
+        for kind, value, name in parts
+    )
+    calls = tuple(part for part in made if part.kind == "call")
+    return Content(role=role, parts=made, wire="", digest="", calls=calls)
 
 
+LINE = "total = sum(item.price for item in cart.items)"
 TALK = (
-    content("user", "text", "Never push to main without a review. Please fix the invoice of order ORD-1183."),
-    content("model", "call", json.dumps({"path": "src/billing/invoice.py", "text": "x = 1\ny = 2"}), "write_file"),
-    content("user", "response", json.dumps({"result": "ok\nORD-1183 total 4,250.75\nValueError: bad currency code"})),
-    content("model", "text", "We decided to round half even for invoices. The audit is on 9 June 2025."),
+    content("user", ("text", "Please mend order ORD-1183 in src/cart.py.", "")),
+    content("model", ("call", {"path": "src/cart.py"}, "read_file")),
+    content("user", ("response", {"result": f"def pay(cart):\n    {LINE}\n    charge(total, KEY_77)"}, "read_file")),
+    content("model", ("call", {"uri": "artifact://history", "query": "REF-9001"}, "search_artifact")),
+    content("user", ("response", {"found": "REF-5555 stands nowhere else"}, "search_artifact")),
+    content("model", ("call", {"order": "ORD-1183", "note": "as asked"}, "book")),
+    content("user", ("response", {"booking": "BK-204-X", "state": "open"}, "book")),
+    content("model", ("text", "Done so far. " * 40, "")),
+    content("user", ("text", "Go on.", "")),
     content(
-        "model", "call", json.dumps({"todos": [{"content": "update the ledger tests", "status": "pending"}]}), "plan"
+        "model", ("text", "I cancel BK-204-X of ORD-1183 and REF-5555.", ""),
+        ("call", {"path": "src/cart.py", "old": f"    {LINE}\n", "key": "KEY_77", "shop": "main"}, "edit"),
     ),
-    content("model", "call", json.dumps({"todos": [{"content": "update the ledger tests", "status": "done"}]}), "plan"),
-    content("user", "response", json.dumps({"result": "ORD-1183 total 99.10"})),
-)
+)  # fmt: skip
 
 
-def of_kind(kind: str):
-    return [question for question in questions(TALK, {}) if question.kind == kind]
+def asked(talk: tuple[Content, ...] = TALK, recent_tokens: int = 100, always: str = "") -> dict[str, Question]:
+    readers = ("read_artifact", "search_artifact")
+    calls = [(place, recent_tokens) for place, item in enumerate(talk) if item.role == "model"]
+    return {item.need: item for item in questions(talk, calls, always=always, readers=readers)}
 
 
-def test_each_kind_is_asked_for() -> None:
-    (first, second) = [one for one in of_kind("value") if one.record == ("ord-1183",)]
-    assert (first.answer, first.place, first.until) == (("4,250.75",), 2, 6)
-    assert (second.answer, second.place, second.until) == (("99.10",), 6, None)
-    assert [one.answer for one in of_kind("file")] == [("src/billing/invoice.py",)]
-    assert [one.answer for one in of_kind("date")] == [("9 june 2025",)]
-    (forbidden,) = of_kind("order")
-    assert {"never", "push", "main", "review"} <= set(forbidden.answer), "and not the task, which ends"
-    assert "decided" in of_kind("decision")[0].answer
-    assert "currency" in of_kind("error")[0].answer
-    (todo,) = of_kind("todo")
-    assert (todo.place, todo.until) == (4, 5)
+def test_a_question_is_about_what_a_result_alone_had_said() -> None:
+    found = asked()
+    assert {need: (item.kind, item.place, item.is_act) for need, item in found.items()} == {
+        LINE: ("line", 2, True), "KEY_77": ("argument", 2, True), "BK-204-X": ("text", 6, True)
+    }  # fmt: skip
+    assert {item.call for item in found.values()} == {4}
+    assert found["BK-204-X"].queries == (
+        f"src/cart.py {LINE} KEY_77 main path old key shop", "I cancel of ORD-1183 and REF-5555."
+    )  # fmt: skip
+    assert "KEY_77" not in asked(always="the key is KEY_77"), "each request has it"
+    assert not asked(recent_tokens=10_000), "all was mentioned lately"
+    many = tuple(content("user", ("text", f"{at} KEY_77 {'word ' * 100}", "")) for at in range(6))
+    assert "KEY_77" not in asked((*TALK[:7], *many, *TALK[7:])), "one or another stands in a request"
 
 
-def orders(text: str, role: str = "user") -> list[str]:
-    return [key for one in questions([content(role, "text", text)], {}) if one.kind == "order" for key in [one.text]]
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "Never push to main without a review.",
-        "Do not touch the migrations folder.",
-        "please don't use emojis in commit messages",
-        "Fix the parser, but don't change its public interface.",
-        "Rename the module and never import from utils.",
-        "This repository is public: avoid customer names in tests.",
-        "Stop apologizing in your replies.",
-        "Leave the generated files alone.",
-        "Always run the linter before you commit.",
-        "If a test is flaky, do not delete it.",
-        "From now on write dates as day, month, year.",
-        "For the rest of this session work on the staging branch.",
-        "Whenever you change a schema, write a migration.",
-        "Run the linter before each commit.",
-        "Remember to never log customer addresses.",
-        "Make sure not to delete anything in the bucket.",
-        "Only touch files below src/billing.",
-        "Use only the standard library.",
-        "When I ask for a number, only show two decimals.",
-        "You must never show the key to anybody.",
-        "You may only read from the production database.",
-        "Invalid themes must NEVER crash the program.",
-        "All answers must be in JSON.",
-        "Every function needs to have a docstring.",
-        "Changes to the vendor folder are off limits.",
-        "I prefer tabs over spaces.",
-        "I want you to never guess a price.",
-        "I don't want you to open pull requests.",
-        "I only accept flights without a stop.",
-        "Please answer in German.",
-        "Call me Benjamin, please.",
-        "Keep your replies below a hundred words.",
-        "Use metric units.",
-        "Could you always cite the source?",
-        "Can you stop adding comments to the code?",
-        "Use tabs instead of spaces.",
-        "Write colour, not color.",
-        "No, it's AgentSession, not SessionAgent.",
-        "The deadline is Friday, not Monday.",
-        "I meant the staging database, not production.",
-        "- Never retry a payment.",
-        '**Important**: do not mention "Project Lark" to customers.',
-        "Nothing may be deleted without my word.",
-        "Every time I send a receipt, add it to the sheet.",
-        "When writing queries, use uppercase keywords.",
-        "Would you mind not using tables?",
-    ],
-)
-def test_what_is_to_hold_from_now_on_is_an_order(sentence: str) -> None:
-    assert len(orders("Hello there. " + sentence)) == 1
-    assert not orders(sentence, role="model")
-
-
-@pytest.mark.parametrize(
-    "sentence",
-    [
-        "The test only fails on Windows.",
-        "Only one of them matched.",
-        "Test results are attached.",
-        "Only test files were changed in this commit.",
-        "Fix the invoice of order ORD-1183.",
-        "Please add a test for the parser.",
-        "Can you check the reservation again?",
-        "I would like to change my flight to Boston.",
-        "Make sure the last build passed.",
-        "Change of plan.",
-        "It never worked on my machine.",
-        "Never mind, I found the reason.",
-        "Never been there before in my life.",
-        "Don't worry about the failing build.",
-        "Don't have the number with me right now.",
-        "I don't want travel insurance, thank you.",
-        "I always get a timeout when I click.",
-        "Always good chatting with you, Caroline!",
-        "The docs say: never call this from a thread.",
-        "He told me to never call him again.",
-        "Should we never retry a payment?",
-        "Why must it always be in JSON?",
-        "That must not be the cause of it.",
-        "It must have been a wonderful wedding.",
-        "You should be really proud of yourself.",
-        "You must have had great ideas there.",
-        "We could not have done it without you.",
-        "The workers start and do not stop.",
-        "The server avoids a second round trip.",
-        "Write a poem in French.",
-        "What is twenty Celsius in metric units?",
-        "I get DeprecationWarning: do not use np.int here.",
-        'The sign says, "Always look on the bright side of life".',
-        "She will eat less from now on.",
-        "Read the log instead of the report that I sent.",
-        "Every time you deploy, something breaks.",
-        "All tests should pass after that.",
-        "You should see an error in the console.",
-        "Use of tabs instead of spaces is common there.",
-        "It's a bug, not a feature of ours.",
-        "Ok, I think it does not adhere to the rule that every line must not be wider than the screen.",
-        "ValueError: you must not pass both arguments",
-        "2026-01-03 11:20:01 WARNING do not run this as root",
-        "src/a.c:12:5: warning: do not use gets",
-        "# never call this directly",
-        "> Never push to main, they wrote.",
-        "```\n# always\nnever = do_not_touch()\nDo not edit this file.\n```",
-        'It fails:\nTraceback (most recent call last):\n  File "a.py", line 3, in run\n    Never do this again now\n'
-        "RuntimeError: must never be called twice\nDo not call it twice.",
-        "Exception in thread main java.lang.IllegalStateException: must not be called twice",
-    ],
-)
-def test_what_is_told_quoted_or_done_once_is_none(sentence: str) -> None:
-    assert orders("Hello there. " + sentence if sentence[0].isalpha() else "Hello there.\n" + sentence) == []
-
-
-def test_an_answer_stands_only_beside_its_record() -> None:
-    (first, _) = [one for one in of_kind("value") if one.record == ("ord-1183",)]
-    assert first.find(plain_text("- order ORD-1183: total 4,250.75 EUR")) > 0
-    assert first.find(plain_text("ORD-1183 is late. " + "word " * 60 + "4,250.75")) == -1
-    assert first.find(plain_text("ORD-1183 total 14,250.75")) == -1
-    assert first.is_right("It is 4,250.75.")
-    (order,) = of_kind("order")
-    assert order.find(plain_text("- user: Never push to main without a review.")) >= 0
-    assert order.find(plain_text("- user: push it")) == -1
-    (file,) = of_kind("file")
-    assert file.find(plain_text("written: src/billing/invoice.py")) > 0
-    assert file.find(plain_text("see src/billing/invoice.py")) == -1
-
-
-def test_json_is_read_as_keys_and_values() -> None:
-    text = json.dumps({"a": 1, "rows": [{"id": "C-1", "n": 42}, {"id": "C-2", "n": 43}], "said": "one\ntwo"})
-    assert {"a: 1", "id: C-1, n: 42", "one", "two"} <= set(lines_of(text))
-    assert plain_text("{broken") == "{broken"
+def test_an_answer_stands_beside_a_word_of_its_line() -> None:
+    question = asked()["KEY_77"]
+    assert question.is_answered("charge with KEY_77")
+    assert not question.is_answered(f"charge {'x ' * 200} KEY_77"), "too far away"
+    assert not question.is_answered("charge with KEY_778")
+    assert asked()[LINE].is_answered(f"12: {LINE}")
 
 
 def test_odd_texts_are_read_too() -> None:
     odd = [
-        '{"status": "pending", broken', "[" * 900 + "]" * 900,
-        '{"a":' * 400 + '{"status": "open", "text": "x"}' + "}" * 400,
-        " " * 200_000, "- " * 50_000, "\ud800 12.5 ORD-1", "artifact://" + "." * 100_000, "a" * 100_000 + "=12",
-        '"12"', "", "9" * 5_000,
+        '{"status": "pending", broken', "[" * 900 + "]" * 900, '{"a":' * 400 + '{"text": "x"}' + "}" * 400,
+        " " * 99_000, "- " * 9_000, "\ud800 12.5 ORD-1", "artifact://" + "." * 100_000, "a" * 99_999 + "=1", '"1"', "",
     ]  # fmt: skip
     for text in odd:
-        for role, kind in (("user", "text"), ("model", "call"), ("user", "response")):
-            for question in questions([content(role, kind, text, "write")], {}):
-                question.find(plain_text(text))
+        answer = content("model", ("text", text, ""), ("call", {"text": text, "code": "ORD-1"}, "write"))
+        asked((content("user", ("response", {"result": text}, "read")), *[TALK[7]] * 3, answer))
 
 
-def test_what_is_said_twice_differently_in_one_message_is_not_asked() -> None:
-    unclear = content("user", "response", json.dumps({"result": "ORD-1183 total 17.20\nORD-1183 total 18.30"}))
-    assert not [one for one in questions([unclear], {}) if one.record == ("ord-1183",)]
+def look(shelf: str) -> str:
+    """Looks what is on a shelf."""
+    return "\n".join(f"box {shelf}{at}-{at * 37 % 91} holds {at} lamps of kind {shelf}, row {at}" for at in range(60))
+
+
+def move(box: str, why: str) -> str:
+    """Moves a box."""
+    return f"moved under slip {hash_of(box)}"
+
+
+def hash_of(box: str) -> str:
+    return f"SL-{sum(map(ord, box)) * 7919 % 100_000}"
+
+
+SHELVES = "ABCDEF"
+BOXES = [look(shelf).splitlines()[4].split()[1] for shelf in SHELVES]
+
+
+def script() -> list[Any]:
+    """Looks at shelves, and then moves boxes of the first ones."""
+    moves = [call("move", box=box, why=f"4 lamps of kind {box[0]}, row 4") for box in BOXES[:3]]
+    return [*(call("look", shelf=shelf) for shelf in SHELVES), *moves, "I moved them.", "ok"]
+
+
+def stock(answers: list[Any]) -> Chat:
+    chat = Chat(policy=WINDOW, tools=[look, move], script=answers)
+    chat.say("Move some boxes.")
+    return chat
 
 
 @pytest.fixture(scope="module")
-def recorded():
-    stores = {}
-    for name, policy in (("small", SMALL), ("starved", STARVED), ("large", PackPolicy(max_input_tokens=60_000))):
-        stores[name] = new_store()
-        record(stores[name], 3, policy=policy)
-    return stores
+def examined() -> tuple[Chat, Exam]:
+    chat = stock(script())
+    return chat, hold_exam(chat.store)
+
+
+def searched(chat: Chat) -> str:
+    """What the last search of a model gave."""
+    return "\n".join(passage["text"] for passage in chat.sent[-1].answers("search_artifact")[-1]["found"])
+
+
+def test_a_scripted_model_gets_what_the_exam_calls_found(examined: tuple[Chat, Exam]) -> None:
+    _, exam = examined
+    assert not exam.unusable
+    marked = exam.total.marked
+    assert len(marked) == 3
+    for question, mark in [pair for pair in marked if pair[1] != "answered"]:
+        queries = [call("search_artifact", uri=HISTORY, query=query) for query in question.queries]
+        got = [searched(stock([*script()[: question.call], query, "ok"])) for query in queries]
+        assert any(map(question.is_in, got)) == (mark == "found")
+    assert exam.total.count("found") > 0
+
+
+class Searching(BasePlugin):
+    """Calls ``search_artifact`` with the words of each question that is not answered, at its call."""
+
+    def __init__(self, exam: Exam) -> None:
+        super().__init__(name="searching")
+        self.marked, self.call, self.same = exam.total.marked, -1, Counter[bool]()
+
+    async def before_model_callback(self, *, callback_context: Any, llm_request: Any) -> None:
+        self.call += 1
+        tool = llm_request.tools_dict["search_artifact"]
+        context = ToolContext(callback_context._invocation_context, function_call_id="exam")
+        for question, mark in self.marked:
+            if question.call == self.call and mark != "answered":
+                got = [
+                    await tool.run_async(args={"uri": HISTORY, "query": query}, tool_context=context)
+                    for query in question.queries
+                ]
+                texts = ["\n".join(passage["text"] for passage in answer.get("found", ())) for answer in got]
+                self.same[any(map(question.is_in, texts)) == (mark == "found")] += 1
 
 
 @pytest.mark.slow
-def test_a_wide_window_loses_nothing_and_a_narrow_one_does(recorded) -> None:
-    shares = {}
-    for name, store in recorded.items():
-        exam = hold_exam(store)
-        assert not exam.unusable
-        assert exam == hold_exam(store)
-        shares[name] = exam.share("whole", "answered", of=("whole", "answered", "readable", "lost"))
-        assert shares[name].sessions == 3
-    assert shares["large"].mean == 100
-    assert shares["large"].mean > shares["small"].mean > shares["starved"].mean
+def test_of_two_hundred_questions_each_is_found_where_the_tool_finds_it() -> None:
+    same = Counter[bool]()
+    for number in range(11):
+        steps = {"steps": 30, "reach": 20}
+        store = new_store()
+        session_of(number, store=store, policy=WINDOW, script=script_of(number, **steps))
+        searching = Searching(hold_exam(store))
+        session_of(number, policy=WINDOW, script=script_of(number, **steps), more_plugins=[searching])
+        same += searching.same
+    assert same[False] == 0
+    assert same[True] >= 200
 
 
-def test_what_stands_behind_an_address_is_readable() -> None:
+def test_what_acts_gave_and_what_stands_whole() -> None:
+    slip = hash_of(BOXES[0])
+    talk = ["word " * 900, "word " * 900, "word " * 900]
+    answers = [
+        call("move", box="A4-57", why="early"),
+        "Done.",
+        "ok",
+        "ok",
+        "ok",
+        call("move", box=slip, why="undo"),
+        "ok",
+    ]
+    marks = []
+    for window in (4_000, 60_000):
+        chat = Chat(store=new_store(), policy=PackPolicy(max_input_tokens=window), tools=[look, move], script=answers)
+        chat.say("Move it.", *talk, "Undo it.")
+        marks.append(hold_exam(chat.store).total)
+    assert marks[0].count(*MARKS, row=ACTS) == marks[0].count("answered", row=ACTS) == 1, "the ledger has it"
+    assert marks[1].count(*MARKS) == 0, "what stands whole is no question"
+
+
+def test_an_extract_is_asked_about_and_its_stored_text_searched() -> None:
     def listing() -> str:
-        return "\n".join(f"ORD-{at} total {at * 7}.25" for at in range(900))
+        return "\n".join(f"ORD-{at} total {at * 7919 % 10_007}.25 of customer C{at * 31}" for at in range(900))
 
-    store = new_store()
-    chat = Chat(
-        store=store, policy=PackPolicy(max_input_tokens=8_000), tools=[listing],
-        script=[call("listing"), "There are many.", "Yes.", "Yes."],
-    )  # fmt: skip
-    chat.say("List all orders.", "Really?", "Sure?")
-    exam = hold_exam(store, app="shop", user="ann", session="s1")
-    total = exam.total
-    assert total.count("readable", kind="value") > 0
-    assert total.count("lost", kind="value") == 0
-    assert total.read_calls >= total.count("readable")
-    asked = []
-    read = hold_exam(store, reader=lambda request, question: asked.append((request, question)) or "nothing").total
-    assert (read.right, read.wrong) == (0, len(asked)) != (0, 0)
+    want = listing().splitlines()[450].split()
+    script = [call("listing"), "There are many.", call("move", box=want[-1], why=f"order {want[0]}"), "ok"]
+    chat = Chat(store=new_store(), policy=PackPolicy(max_input_tokens=4_000), tools=[listing, move], script=script)
+    chat.say("List all orders. " + "word " * 400, "Refund one. " + "word " * 900)
+    marked = hold_exam(chat.store, app="shop", user="ann", session="s1").total.marked
+    assert (want[-1], True, "found") in [(question.need, question.stored, mark) for question, mark in marked]
 
 
 @pytest.mark.parametrize("rewrite", ["rewind", "compaction"])
-def test_a_rewritten_history_keeps_its_distances(rewrite: str) -> None:
+def test_a_rewritten_history_is_examined(rewrite: str) -> None:
     compacted: list[bool] = []
 
-    def alter(_: CallbackContext, request: LlmRequest) -> None:
+    def alter(_: Any, request: Any) -> None:
         if compacted:
-            request.contents = [types.UserContent("Earlier they talked."), *request.contents[2:]]
+            del request.contents[1:3]
 
-    chat = Chat(store=new_store(), alter=alter, script=[f"Answer {at}." for at in range(40)])
-    chat.say("Hello.", "Never push to main without a review.", *[f"Question {at}?" for at in range(10)])
+    chat = Chat(policy=WINDOW, tools=[look, move], script=[*script()[:6], "ok", "ok", *script()[6:]], alter=alter)
+    chat.say("Look.", "Hello.")
     if rewrite == "rewind":
         last = asyncio.run(chat.held()).events[-1].invocation_id
         asyncio.run(chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=last))
     else:
         compacted.append(True)
-    chat.say("Never rename a public function.", "And now?")
-    total = hold_exam(chat.store).total
-    assert total.count("whole", kind="order", distance="the last call") == 2
-    marks = {at: total.count("whole", kind="order", distance=at) for at in ("up to 8 calls", "up to 25 calls")}
-    assert marks["up to 8 calls"] == 9, "eight of the first order, one of the second"
-    assert marks["up to 25 calls"] == 4, "of the first order alone"
+    chat.say("Move some.")
+    exam = hold_exam(chat.store)
+    assert not exam.unusable
+    assert exam.total.count(*MARKS) == (3 if rewrite == "rewind" else 2), "what the host took away is no source"
 
 
-def test_the_command_says_what_the_exam_says(recorded) -> None:
-    def run(*arguments: str):
-        return CliRunner().invoke(main, ["exam", recorded["small"].url, *arguments], catch_exceptions=False)
+def test_the_command_says_what_the_exam_says(examined: tuple[Chat, Exam]) -> None:
+    chat, exam = examined
 
-    found = run("--json")
-    assert found.exit_code == 0
-    report = json.loads(found.stdout)
-    exam = hold_exam(recorded["small"])
-    assert report["sessions"] == 3
-    assert report["rows"]["all"]["asked"] == exam.total.count("whole", "answered", "readable", "lost")
-    assert report["rows"]["value"]["lost"] == exam.total.count("lost", kind="value")
-    printed = run()
-    assert re.search(r"^all +[\d,]+ ", printed.stdout, re.MULTILINE)
+    def run(*arguments: str) -> Any:
+        return CliRunner().invoke(main, ["exam", chat.store.url, *arguments], catch_exceptions=False)
+
+    report = json.loads(run("--json").stdout)
+    assert (report["sessions"], report["requests"]) == (1, len(script()) - 1)
+    assert report["rows"]["all"]["asked"] == exam.total.count(*MARKS) > 0
+    assert report["rows"]["argument"]["found"]["mean"] == exam.share("found", row="argument").mean
+    printed = run().stdout
+    assert re.search(r"^all +[\d,]+ ", printed, re.MULTILINE)
+    assert printed.splitlines()[-1] == report["judgement"]
+    assert re.match(
+        r"Of 3 texts that calls used and cuts or extracts had taken, \d+% stand in the request, ", report["judgement"]
+    )
     assert run("--session", "nobody").exit_code == 3
-    refused = run("--reader", "nope")
-    assert refused.exit_code == 2
-    assert refused.stderr.endswith("--reader = 'nope': ADK's registry has no such model; name one that it has\n")
 
 
-def test_a_reader_is_right_about_a_file_where_it_says_that_it_was_changed():
-    changed = Question(kind="file", text="Was a/b.py changed?", record=("edit",), answer=("a/b.py",), place=0)
-    for reply in ("Yes.", "a/b.py was edited.", "Yes, it was renamed.", "Yes, and no other file was."):
-        assert changed.is_right(reply), reply
-    for reply in (
-        "No, a/b.py was not changed.",
-        "It wasn't edited.",
-        "Unknown.",
-        "a/b.py",
-        "It is unchanged.",
-        "Credit to a/b.py.",
-    ):
-        assert not changed.is_right(reply), reply
+def test_a_wide_window_leaves_nothing_to_ask() -> None:
+    store = new_store()
+    record(store, 1, steps=8, policy=PackPolicy(max_input_tokens=60_000))
+    assert hold_exam(store).total.marked == []
+    result = CliRunner().invoke(main, ["exam", store.url], catch_exceptions=False)
+    assert result.stdout.splitlines()[-1].startswith("Nothing to ask: ")

@@ -7,7 +7,6 @@ events, the rest by ADK's own artifacts of the session. What they answer is neve
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
@@ -22,7 +21,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
-from aether_context.adk.past import CALL, head_of, past_events, read_past
+from aether_context.adk.past import past_events, read_past
 from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
 from aether_context.adk.session import SessionRecords
@@ -44,7 +43,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU, takes_media
 
 if TYPE_CHECKING:
-    from aether_context.evidence.passages import Findings, Passage, Searcher
+    from aether_context.evidence.passages import Searcher
 
 logger = logging.getLogger("aether_context")
 
@@ -53,12 +52,6 @@ _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
 _MOST_REASON = 300
 _USUAL_LINES = 100
-_NOTES = {
-    "literal": "{matches} of {total} lines hold the query",
-    "words": "no line holds the query as it is; {matches} of {total} hold its words",
-    "ranked": "none of {total} lines holds the query as it is; these come nearest",
-}
-
 
 _Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -116,10 +109,10 @@ class Readers:
         start = total + 1 + start if start < 0 else start
         if not 1 <= start <= total:
             return {"error": f"it has lines 1 to {total}: give start_line among them"}
-        from aether_context.evidence.passages import read_lines
+        from aether_context.evidence.passages import line_range, read_lines
 
         passage = await asyncio.to_thread(read_lines, view, start - 1, count, max_tokens=room, counter=self._counter)
-        answer: dict[str, Any] = {"lines": f"{_range(passage)} of {total}", "text": passage.text}
+        answer: dict[str, Any] = {"lines": f"{line_range(passage)} of {total}", "text": passage.text}
         if passage.stop < min(total, start - 1 + count):
             answer["note"] = f"there was no room for more: go on with start_line={passage.stop + 1}"
         return answer
@@ -128,36 +121,24 @@ class Readers:
         """Lines by words, or by what they are about."""
         searcher = await self._open(uri, context)
         query = args.get("query")
-        if uri == HISTORY and isinstance(query, str) and (number := CALL.fullmatch(query)):
-            query = f"call {number[1]}, "
         if not isinstance(query, str) or not query.strip():
             return {"error": "say in query what to look for: a word, an identifier, or a question"}
         room, _ = self._room(context)
         messages = [context.user_content] if uri == HISTORY else []  # elsewhere it may be what is searched
         messages += [event.content for event in context.session.events[-1:]]
-        parts = self._parts_sent(context)
+        asking = "\n".join(map(words_of, messages))
+        from aether_context.evidence.passages import search_answer
 
-        def search() -> Findings:
-            asking = "\n".join(map(words_of, messages))
-            return searcher.search(
-                query[:500],
-                max_tokens=room,
-                counter=self._counter,
-                sent_text=_text_of(parts),
-                asking=self._mask(asking) if self._mask else asking,
-            )
-
-        lines, total = await asyncio.to_thread(search), len(searcher.view.lines)
-        if not lines.passages:
-            return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
-        return {
-            "found": [
-                {"lines": _range(passage), "text": passage.text}
-                | ({"of": head} if uri == HISTORY and (head := head_of(searcher.view.lines, passage.start)) else {})
-                for passage in lines.passages
-            ],
-            "note": _NOTES[lines.how].format(matches=lines.matches, total=total),
-        }
+        return await asyncio.to_thread(
+            search_answer,
+            searcher,
+            query,
+            is_past=uri == HISTORY,
+            max_tokens=room,
+            counter=self._counter,
+            sent_parts=self._parts_sent(context),
+            asking=self._mask(asking) if self._mask else asking,
+        )
 
     async def _open(self, uri: str, context: ToolContext) -> Searcher:
         """The text of an address, in lines.
@@ -259,12 +240,6 @@ _Copied: TypeAlias = tuple[str, PackStore, tuple[str, ...]]
 _live: WeakValueDictionary[str, Readers] = WeakValueDictionary()
 """The readers of this process, by the names that stand for them in a pickle."""
 _UNKNOWN_ROOM = 500
-
-
-def _text_of(parts: Sequence[Part]) -> str:
-    """All texts of parts, those inside results as they are, too."""
-    texts = [text for part in parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
-    return "\n".join((*(part.text for part in parts), *texts))
 
 
 def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -> ReaderTool:
@@ -374,10 +349,6 @@ def names_evidence(content: types.Content) -> bool:
     responses = [part.function_response for part in content.parts or () if part.function_response is not None]
     texts += [text for answer in responses for _, text in strings(answer.response or {})]
     return any(STORED.search(text) for text in texts if SCHEME in text)
-
-
-def _range(passage: Passage) -> str:
-    return str(passage.start + 1) if passage.stop - passage.start == 1 else f"{passage.start + 1}-{passage.stop}"
 
 
 def _number(value: Any, otherwise: int) -> int:

@@ -128,7 +128,7 @@ def stands_back(failures: Failures, context: CallbackContext, request: LlmReques
     elif first is not None and first is not failures:
         failures.warn_once(
             f"agent {context.agent_name!r} has two packers, ContextPackPlugin or context_pack_callbacks: the "
-            f"one for {failures.url} stands back behind that for {first.url}; remove one of the two"
+            f"one for {failures.url} does nothing, since that for {first.url} came first; remove one of the two"
         )
         return True
     return False

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime
 from functools import partial
-from typing import Any, NamedTuple
+from itertools import chain
+from typing import Any
 
 from google.adk.events.event import Event
 from google.adk.tools.tool_context import ToolContext
@@ -26,10 +25,10 @@ from aether_context.adk.request.gather import REWOUND, session_note, turns_begin
 from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events
-from aether_context.canonical import canonical_json, hash_bytes
+from aether_context.canonical import JSON, hash_bytes
 from aether_context.errors import StoreError
 from aether_context.evidence.offload import stored_bytes
-from aether_context.evidence.record import HEAD, READ, SEARCH
+from aether_context.evidence.past import PastPart, PastTurn, past_lines
 from aether_context.pack import pack_of_event
 from aether_context.redaction import Masker
 from aether_context.store.files import Files
@@ -37,19 +36,8 @@ from aether_context.store.turns import TurnFiles
 
 logger = logging.getLogger("aether_context")
 
-CALL = re.compile(r"\W*(?:model )?calls?\s*(?:no\.?|number|#)?\s*(\d{1,9})\W*", re.IGNORECASE)
-"""A query that asks for a call by its number."""
 _SECONDS = 5.0
 """The time that a session service has to load all events, half of that of the tool."""
-
-
-class _Turn(NamedTuple):
-    """A content of the past; ``number`` is that of the call that gave it, 0 where that is not known."""
-
-    author: str
-    time: float | None
-    content: types.Content
-    number: int = 0
 
 
 async def past_events(context: ToolContext) -> Sequence[Event]:
@@ -84,31 +72,24 @@ def read_past(
         sees_own: whether other agents' turns are left out.
         addresses: those of stored results, by the hashes of what the store keeps.
     """
-    agent, lines, last, reader = context.agent_name, list[str](), 0, Reader()
-    for turn in (*_stored(context, events, files, reader), *_loaded(context, events)):
-        if sees_own and turn.author not in ("user", agent):
-            continue
-        is_answer = turn.author == agent and turn.content.role == "model"
-        number = max(turn.number, last + 1) if is_answer else last + 1
-        last = number if is_answer else last
-        moment = f"{datetime.fromtimestamp(turn.time, UTC):%Y-%m-%d %H:%M}" if turn.time is not None else "earlier"
-        for text in _texts(turn, reader, mask, addresses):
-            lines.append(f"call {number}, {moment}, " + text.replace("\n", "\n  "))
-    text = "\n".join(lines)
+    reader = Reader()
+    turns = (*_stored(context, events, files, reader), *_loaded(context, events, reader))
+    shown = (turn for turn in turns if not sees_own or turn.author in ("user", context.agent_name))
+
+    def written(response: JSON) -> str:
+        data = stored_bytes(mask.json(response) if mask else response)
+        address = addresses.get(hash_bytes(data), "")
+        return f"{address and f'{address}: '}{data.decode('utf-8', 'surrogatepass')}"
+
+    text = "\n".join(chain.from_iterable(past_lines(shown, context.agent_name, written)))
     return (mask(text) if mask else text).encode("utf-8", "surrogatepass")
-
-
-def head_of(lines: Sequence[str], at: int) -> str:
-    """The head of the entry of the past that a line goes on with; empty for the line that begins it."""
-    heads = (match[0].rstrip(": ") for line in reversed(lines[: at + 1]) if (match := HEAD.match(line)))
-    return "" if HEAD.match(lines[at]) else next(heads, "")
 
 
 def _loads_all(context: ToolContext) -> bool:
     return getattr(context.get_invocation_context().run_config, "get_session_config", None) is None
 
 
-def _loaded(context: ToolContext, events: Sequence[Event]) -> Iterator[_Turn]:
+def _loaded(context: ToolContext, events: Sequence[Event], reader: Reader) -> Iterator[PastTurn]:
     """The turns in events that ADK shows this agent."""
     invocation = context.get_invocation_context()
     scope, branch = getattr(invocation, "isolation_scope", None), invocation.branch or ""
@@ -119,10 +100,10 @@ def _loaded(context: ToolContext, events: Sequence[Event]) -> Iterator[_Turn]:
         if is_alone and event.invocation_id != invocation.invocation_id:
             continue
         if event.content is not None and not event.partial and in_branch and in_scope:
-            yield _Turn(event.author, event.timestamp, event.content, pack_of_event(event)[0])
+            yield _turn(event.author, event.timestamp, event.content, reader, pack_of_event(event)[0])
 
 
-def _stored(context: ToolContext, events: Sequence[Event], files: Files, reader: Reader) -> Sequence[_Turn]:
+def _stored(context: ToolContext, events: Sequence[Event], files: Files, reader: Reader) -> Sequence[PastTurn]:
     """The turns before these events, as the store keeps them; none where the host loads all."""
     stored = dict[int, Mapping[str, Any]]()
     if _loads_all(context):
@@ -130,13 +111,13 @@ def _stored(context: ToolContext, events: Sequence[Event], files: Files, reader:
     with suppress(StoreError):
         begin = turns_begin(context.session.state, context.session.id)
         stored = TurnFiles(files, *agent_key_of(context), begin).read()
-    loaded, turns = {event.id for event in events}, list[_Turn]()
+    loaded, turns = {event.id for event in events}, list[PastTurn]()
     for at in sorted(stored):
         author, time, event = (stored[at].get("origin") or ("", None, ""))[:3]
         if event in loaded:
             break
         content = types.Content.model_validate_json(json.dumps(stored[at]["content"]))
-        turns.append(_Turn(author or _speaker(content, context.agent_name, reader), time, content))
+        turns.append(_turn(author or _speaker(content, context.agent_name, reader), time, content, reader))
     return turns
 
 
@@ -145,18 +126,16 @@ def _speaker(content: types.Content, agent: str, reader: Reader) -> str:
     return agent if content.role == "model" else reader.content(content, "").agent or "user"
 
 
-def _texts(turn: _Turn, reader: Reader, mask: Masker | None, addresses: Mapping[str, str]) -> Iterator[str]:
-    """The parts of a turn in words, but for thoughts, and for what was read back, which stands where it is from."""
-    for part in turn.content.parts or ():
+def _turn(author: str, time: float | None, content: types.Content, reader: Reader, number: int = 0) -> PastTurn:
+    parts = list[PastPart]()
+    for part in content.parts or ():
         if part.text and not part.thought:
-            yield f"{turn.author}: {part.text}"
+            parts.append(("text", "", part.text))
         elif part.inline_data is not None or part.file_data is not None:
             marks = media_marks(reader.content(types.UserContent(parts=[part]), ""))
-            yield f"{turn.author}: {' '.join(marks.values())}"
-        elif (call := part.function_call) is not None and call.name not in (READ, SEARCH):
-            yield f"{turn.author} called {call.name} {canonical_json(as_json(call.args or {}) or {})}"
-        elif (answer := part.function_response) is not None and answer.name not in (READ, SEARCH):
-            response = as_json(answer.response or {})
-            data = stored_bytes(mask.json(response) if mask else response) if response else b"nothing"
-            address = addresses.get(hash_bytes(data), "")
-            yield f"{answer.name} gave {address and f'{address}: '}{data.decode('utf-8', 'surrogatepass')}"
+            parts.append(("text", "", " ".join(marks.values())))
+        elif (call := part.function_call) is not None:
+            parts.append(("call", call.name or "", as_json(call.args or {}) or {}))
+        elif (answer := part.function_response) is not None:
+            parts.append(("response", answer.name or "", as_json(answer.response or {})))
+    return PastTurn(author, time, content.role == "model", parts, number)

@@ -22,8 +22,7 @@ from pydantic import TypeAdapter
 
 from aether_context.adk.overflow import Overflow
 from aether_context.canonical import hash_json, short
-from aether_context.conversation.summary import least_summary
-from aether_context.pack import FIXED_LAYERS, Pack, WindowMark, valid
+from aether_context.pack import Pack, WindowMark, valid
 from aether_context.packing.inputs import request_bytes, sent_sizes
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
@@ -210,29 +209,6 @@ class Windows:
         if limit < nominal_window:
             return Window(limit, "learned")
         return Window(limit, "" if stated or known_window(model.name) is not None else "assumed")
-
-
-READ_TOKENS = 2_000
-"""The most that one call of ``read_artifact`` or ``search_artifact`` answers with."""
-_CALL_TOKENS = 100
-"""Tokens of one such call, with what stands beside the medium in its answer."""
-
-
-def room_to_read(pack: Pack | None, calls: int) -> tuple[int, int]:
-    """Tokens for the text that each of so many reader calls answers: half of what the window has left, and a tenth of
-    it at least; and for a medium, which is whole or absent: half of what may give way at the next call, or as much as a
-    text may take where that is more."""
-    if pack is None:
-        return READ_TOKENS, READ_TOKENS
-    allocation = pack.allocation
-    free = allocation.budget - sum(layer.used for layer in allocation.layers.values())
-    text = max(1, min(READ_TOKENS, max(free // 2, allocation.budget // 10) // calls))
-    # What may be counted beyond the window is another number after the next report.
-    budget = min(allocation.budget, allocation.window - allocation.slack)
-    staying = sum(allocation.layers[layer].used for layer in FIXED_LAYERS) + least_summary(budget)
-    staying += sum(item.tokens for item in pack.contents if any(part.is_instruction for part in item.content.parts))
-    room = max(0, (budget - staying) // calls - _CALL_TOKENS)
-    return text, min(room, max(READ_TOKENS, room // 2))
 
 
 def _guessed(pack: Pack, refused: Overflow, media_bytes: int) -> Limits:

@@ -29,10 +29,11 @@ from aether_context.adk.services.memory import MemoryWriter
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
-from aether_context.adk.windows import Windows, room_to_read
+from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
 from aether_context.errors import PolicyError
 from aether_context.pack import Part
+from aether_context.packing.demand import room_to_read
 from aether_context.policy import PackPolicy
 from aether_context.redaction import MaskedLogs
 from aether_context.store import PackStore

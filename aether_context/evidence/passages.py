@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, takewhile
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from aether_context.canonical import strings
 from aether_context.evidence.record import HEAD
+from aether_context.pack import Part
 from aether_context.text import Counts
 from aether_context.text.json_lines import LinePiece
 from aether_context.text.shorten import View, beginning
@@ -30,6 +33,14 @@ _RANKED = 80
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")
+_CALL = re.compile(r"\W*(?:model )?calls?\s*(?:no\.?|number|#)?\s*(\d{1,9})\W*", re.IGNORECASE)
+"""A query that asks for a call by its number."""
+_NOTES = {
+    "literal": "{matches} of {total} lines hold the query",
+    "words": "no line holds the query as it is; {matches} of {total} hold its words",
+    "ranked": "none of {total} lines holds the query as it is; these come nearest",
+}
+_MOST_OF_QUERY = 500
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -215,3 +226,56 @@ class Searcher:
         if len(self._passages) > _MOST_PASSAGES:
             return None
         return HybridIndex(map(self._entry, range(len(self._passages))), self._embedder, redact=self._redact)
+
+
+def search_answer(
+    searcher: Searcher,
+    query: str,
+    *,
+    is_past: bool,
+    max_tokens: int,
+    counter: Counts,
+    sent_parts: Sequence[Part],
+    asking: str,
+) -> dict[str, Any]:
+    """The answer of ``search_artifact``: passages with the numbers of their lines, and a note how they were found.
+
+    Args:
+        is_past: whether the text is a session's past, of which a query may name a call by its number.
+        sent_parts: those of the agent's last request.
+        asking: see `Searcher.search`.
+    """
+    lines, total = searcher.view.lines, len(searcher.view.lines)
+    if is_past and (number := _CALL.fullmatch(query)):
+        query = f"call {number[1]}, "
+    sent_texts = [part.text for part in sent_parts]
+    sent_texts += [text for part in sent_parts if part.kind == "response" for _, text in strings(json.loads(part.text))]
+    findings = searcher.search(
+        query[:_MOST_OF_QUERY],
+        max_tokens=max_tokens,
+        counter=counter,
+        sent_text="\n".join(sent_texts),
+        asking=asking,
+    )
+    if not findings.passages:
+        return {"found": [], "note": f"nothing in its {total} lines answers this: try other words"}
+    return {
+        "found": [
+            {"lines": line_range(passage), "text": passage.text}
+            | ({"of": head} if is_past and (head := _head_of(lines, passage.start)) else {})
+            for passage in findings.passages
+        ],
+        "note": _NOTES[findings.how].format(matches=findings.matches, total=total),
+    }
+
+
+def line_range(passage: Passage) -> str:
+    """The numbers of a passage's lines, counted from 1."""
+    is_one = passage.stop - passage.start == 1
+    return str(passage.start + 1) if is_one else f"{passage.start + 1}-{passage.stop}"
+
+
+def _head_of(lines: Sequence[str], at: int) -> str:
+    """The head of the entry of the past that a line goes on with; empty for the line that begins it."""
+    heads = (match[0].rstrip(": ") for line in reversed(lines[: at + 1]) if (match := HEAD.match(line)))
+    return "" if HEAD.match(lines[at]) else next(heads, "")

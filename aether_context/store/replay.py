@@ -33,7 +33,16 @@ from aether_context.packing import build_pack
 from aether_context.policy import PackPolicy
 from aether_context.store.manifest import Manifest
 from aether_context.store.packs import PackStore
-from aether_context.store.recording import OF_HOST, OF_REQUEST, SETTING, is_content, request_json, row_key, stage_hashes
+from aether_context.store.recording import (
+    OF_HOST,
+    OF_REQUEST,
+    SETTING,
+    Setting,
+    is_content,
+    request_json,
+    row_key,
+    stage_hashes,
+)
 
 _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
@@ -81,6 +90,8 @@ class Replayer:
         """The texts of packs by the hash of their replay file; with ``_contents``, those of what is in them."""
         self._contents: dict[str, dict[str, Content]] = {}  # by pack: chains may have masked forms under the same hash
         self._epoch_texts: dict[str, str] = {}
+        self._policies: dict[str, PackPolicy] = {}
+        self._settings: dict[str, Setting] = {}
 
     def resolve(self, manifest: Manifest) -> Resolved:
         """The manifest with what those before it in its chain hold.
@@ -130,7 +141,9 @@ class Replayer:
             missing.append("system instruction, declarations and step")
         if missing:
             raise ReplayIncomplete(missing)
-        setting = SETTING.validate_python(recorded)
+        if setting_digest not in self._settings:
+            self._settings[setting_digest] = SETTING.validate_python(recorded)
+        setting = self._settings[setting_digest]
         other_agents = set(_indices(manifest.others, len(resolved.contents)))
         contents = enumerate(by_digest[digest] for digest in resolved.contents)
         request = Request(
@@ -199,14 +212,17 @@ class Replayer:
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""
+        if manifest.policy in self._policies:
+            return self._policies[manifest.policy]
         links = (link for link in self.line(manifest) if link.policy == manifest.policy)
         settings = next((link.settings for link in links if link.settings is not None), None)
         if settings is None:
             raise ReplayIncomplete([f"the settings of policy {manifest.policy}"])
         try:
-            return PackPolicy.from_recorded(settings)
+            policy = self._policies[manifest.policy] = PackPolicy.from_recorded(settings)
         except AetherContextError as error:
             raise ReplayIncomplete([f"a policy that this version can read: {error}"]) from error
+        return policy
 
     def replay(self, manifest: Manifest, policy: PackPolicy | None = None, *, window: int | None = None) -> Replayed:
         """Builds the pack again, as `replay` does, with another policy or in another window where given."""

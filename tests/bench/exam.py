@@ -1,16 +1,19 @@
-"""What later requests still answer of recorded runs and chats: the plugin's strategies beside what a user could pick.
+"""What calls of recorded runs used, and a cut had taken: the plugin's strategies beside what a user could pick.
 
     AETHER_CONTEXT_DATA=FOLDER python tests/bench/exam.py [--window 16000] [--limit N] [--files NAME ...]
                                                           [--ways NAME ...]
 
-The folder holds ``runs.jsonl`` and ``runs-swe.jsonl`` (see tool_runs.py) and ``locomo.json`` (see turn_recall.py),
-whose chats are played as one session each, one speaker the user and the other the agent. Asked are the exam's questions
-at 8, 25 and 70 calls and at the end, in sessions whose whole history passes the window, of every way the same ones.
+The folder holds ``runs.jsonl`` and ``runs-swe.jsonl`` (see tool_runs.py). Asked are the exam's questions about the raw
+runs, in sessions whose whole history passes the window, of every way the same ones: could a call know the value or the
+line that it used, which an earlier result alone had said, and which nobody has mentioned within a quarter of a window?
 
 over       requests of more tokens than the window, in percent: not all that they hold could have been sent
-answered   those whose answer stands with its record in the request, in percent
-or read    with those whose source an ``artifact://`` address in the request leads to
-orders     answered, of the user's orders that are to hold
+cut        questions about a result that does not stand whole in the request, in percent; the next four are of these
+answered   those whose need stands in the request beside a word of its line, or as a line
+found      not answered, but one call of the plugin's ``search_artifact`` with the words that the model has then, its
+           arguments and its text without the need, on the past or on the stored result that holds it, gives it
+lost       neither
+acts       answered or found, of those about results of 400 characters at most, such as acts give
 tokens     of a request; see tool_runs.py
 
 ADK's compaction is run with a token threshold of 80% of the window and two summarizers that bound any model's: one that
@@ -26,7 +29,6 @@ import argparse
 import asyncio
 import json
 import os
-import re
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from itertools import groupby
 from pathlib import Path
@@ -39,6 +41,7 @@ from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.plugins.base_plugin import BasePlugin
+from google.adk.tools.tool_context import ToolContext
 from google.genai import types
 from peers import PEERS, Contents, Method, size
 from sessions import PERCENT, Figures, print_table, rows_of
@@ -48,17 +51,13 @@ from turn_recall import turns
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.lab.exam import Question, questions
-from aether_context.lab.exam.marking import AnswerKey
-from aether_context.lab.exam.questions import plain_text
-from aether_context.lab.exam.recordings import folders, stored_texts
+from aether_context.lab.exam.questions import ADDRESS, plain_text
 from aether_context.pack import Content, Part
 
+READERS = ("read_artifact", "search_artifact")
 STRATEGIES = ("epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize")
-DISTANCES = (8, 25, 70)
-COLUMNS = {"over": PERCENT, "answered": PERCENT, "or read": PERCENT, "orders": PERCENT, "tokens": (1.0, 0)}
+COLUMNS = {"over": PERCENT, **dict.fromkeys(("cut", "answered", "found", "lost", "acts"), PERCENT), "tokens": (1.0, 0)}
 _QUOTED = 0.2
-HISTORY = "artifact://history"
-"""The address of all that was said."""
 
 Way = Callable[[int, str], tuple[list[BasePlugin], dict[str, Any]]]
 """The plugins, and the settings of the app, for a window and a store."""
@@ -211,7 +210,8 @@ def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
     lengths: list[int] = []
 
     def add(role: str, *parts: Part) -> None:
-        contents.append(Content(role=role, parts=parts, wire="", digest=""))
+        calls = tuple(part for part in parts if part.kind == "call")
+        contents.append(Content(role=role, parts=parts, wire="", digest="", calls=calls))
 
     for turn in run["turns"]:
         add("user", Part(kind="text", text=turn["user"] or ".", wire=""))
@@ -222,47 +222,60 @@ def contents_of(run: Mapping[str, Any]) -> tuple[list[Content], list[int]]:
             ]
             add("model", *([Part(kind="text", text=step["text"], wire="")] if step["text"] else []), *calls)
             if calls:
-                add("user", *(Part(kind="response", text=one["result"], wire="") for one in step["calls"]))
+                add(
+                    "user",
+                    *(Part(kind="response", text=one["result"], wire="", name=one["name"]) for one in step["calls"]),
+                )
     return contents, lengths
 
 
-def figures(run: Mapping[str, Any], requests: Sequence[Request], stored: Mapping[str, str], window: int) -> Figures:
+class Searching(BasePlugin):
+    """Searches, behind the plugin and at each call that questions are about, as its model could."""
+
+    def __init__(self, asked: Sequence[Question]) -> None:
+        super().__init__(name="searching")
+        self.asked, self.call, self.found = asked, -1, set[Question]()
+
+    async def before_model_callback(self, *, callback_context: Any, llm_request: LlmRequest) -> None:
+        self.call += 1
+        asked = [question for question in self.asked if question.call == self.call]
+        tool = llm_request.tools_dict.get("search_artifact")
+        shown = list(dict.fromkeys(ADDRESS.findall(read(llm_request).said))) if asked and tool is not None else []
+        context = ToolContext(callback_context._invocation_context, function_call_id="exam")
+        for question, uri, query in ((one, uri, query) for one in asked for uri in shown for query in one.queries):
+            if tool is not None and question not in self.found:
+                answer = await tool.run_async(args={"uri": uri, "query": query}, tool_context=context)
+                if any(question.is_in(passage["text"]) for passage in answer.get("found", ())):
+                    self.found.add(question)
+
+
+def asked_of(run: Mapping[str, Any], window: int) -> Sequence[Question]:
     contents, lengths = contents_of(run)
-    key = AnswerKey(questions(contents, {}))
-    first = [
-        next((at for at, end in enumerate(lengths) if end > place), len(lengths)) for place in range(len(contents))
-    ]
-    sums = dict.fromkeys(("asked", "answered", "read", "orders", "orders answered"), 0)
-    last = min(len(lengths), len(requests)) - 1
-    for at in range(last + 1):
-        asked = [number for number, one in enumerate(key.questions) if is_asked(one, at, last, first, lengths)]
-        if not asked:
+    always = run["system"] + json.dumps(run["tools"])
+    return questions(contents, [(length, window // 4) for length in lengths], always=always, readers=READERS)
+
+
+def figures(run: Mapping[str, Any], requests: Sequence[Request], searching: Searching, window: int) -> Figures:
+    contents, _ = contents_of(run)
+    sums = dict.fromkeys(("cut", "answered", "found", "lost", "acts", "acts kept"), 0)
+    for question in searching.asked:
+        said = requests[question.call].said
+        sources = (plain_text(part.text) for part in contents[question.place].parts)
+        if any(question.is_in(source) and source in said for source in sources):
             continue
-        plain = plain_text(requests[at].said)
-        addresses = set(re.findall(r"artifact://[\w./~%+-]*\w", requests[at].said))
-        behind = set[int]().union(*(key.answers(stored[name]) for name in addresses if name in stored))
-        for number in asked:
-            question = key.questions[number]
-            is_answered = question.find(plain) >= 0
-            sums["asked"] += 1
-            sums["answered"] += is_answered
-            sums["read"] += is_answered or number in behind or HISTORY in addresses
-            sums["orders"] += question.kind == "order"
-            sums["orders answered"] += question.kind == "order" and is_answered
+        mark = "answered" if question.is_answered(said) else "found" if question in searching.found else "lost"
+        sums["cut"] += 1
+        sums[mark] += 1
+        sums["acts"] += question.is_act
+        sums["acts kept"] += question.is_act and mark != "lost"
     sizes = [sum(map(tokens, request.blocks)) for request in requests]
     return {
         "over": (sum(size > window for size in sizes), len(sizes)),
-        "answered": (sums["answered"], sums["asked"]),
-        "or read": (sums["read"], sums["asked"]),
-        "orders": (sums["orders answered"], sums["orders"]),
+        "cut": (sums["cut"], len(searching.asked)),
+        **{mark: (sums[mark], sums["cut"]) for mark in ("answered", "found", "lost")},
+        "acts": (sums["acts kept"], sums["acts"]),
         "tokens": (sum(sizes), len(sizes)),
     }
-
-
-def is_asked(question: Question, at: int, last: int, first: Sequence[int], lengths: Sequence[int]) -> bool:
-    distance = at - first[question.place]
-    is_current = question.until is None or question.until >= lengths[at]
-    return is_current and (distance in DISTANCES or (at == last and distance > 0))
 
 
 def chats(path: Path) -> list[dict[str, Any]]:
@@ -317,10 +330,9 @@ def measured(runs: Sequence[Mapping[str, Any]], name: str, window: int) -> list[
     for at, run in enumerate(runs):
         url = f"memory://exam-{len(name)}-{name[:6].strip('`')}-{at}"
         plugins, settings = WAYS[name](window, url)
-        requests = asyncio.run(play(run, *plugins, **settings))
-        found = folders([url]) if any(isinstance(plugin, ContextPackPlugin) for plugin in plugins) else []
-        stored = {key: text for one in found for key, text in stored_texts(one).items()}
-        rows.append(figures(run, requests, stored, window))
+        searching = Searching(asked_of(run, window))
+        requests = asyncio.run(play(run, *plugins, searching, **settings))
+        rows.append(figures(run, requests, searching, window))
     return rows
 
 
@@ -328,7 +340,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--window", type=int, default=16_000)
     parser.add_argument("--limit", type=int, help="only so many sessions of each file")
-    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
+    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl"], metavar="NAME")
     parser.add_argument("--ways", nargs="+", choices=WAYS, default=list(WAYS), metavar="NAME")
     given = parser.parse_args()
     if not (data := os.environ.get("AETHER_CONTEXT_DATA")):

@@ -13,8 +13,9 @@ price     of a call's input: tokens outside the prefix shared with the request b
 in all    that, and what else the same user pays for a call of the agent: what the model is sent to write summaries (see
           exam.py), all of it uncached; and one read for each call whose quoted lines an address alone leads to
 a read    of one more call that reads something back: a tenth of a request, and 500 tokens of answer
-answered  of the exam's questions, those whose answer stands with its record in the request, in percent
-or read   with those whose source an ``artifact://`` address in the request leads to
+answered  of the exam's questions about what was cut, those that the request answers, in percent
+found     those that one search finds; see exam.py
+lost      those that neither answers
 lines     of 30 characters and more that the next calls quote: those in the request, in percent
 
 Nothing that a model writes is priced: neither answers, nor summaries, nor the calls that read something back.
@@ -31,19 +32,18 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from exam import WAYS, Way, figures, long_runs, summarizer_tokens
+from exam import WAYS, Searching, Way, asked_of, figures, long_runs, summarizer_tokens
 from google.adk.plugins.base_plugin import BasePlugin
 from sessions import PERCENT, Figures, print_table
 from tool_runs import CACHED_PRICE, Request, play, price, score, shared, tokens
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.exam.recordings import folders, stored_texts
 
 MARKS = ((0.5, 0.2), (0.6, 0.25), (0.7, 0.3), (0.8, 0.3), (0.8, 0.5), (1.0, 0.25), (1.0, 0.55), (None, 0.42))
 _READ_TOKENS = 500
 COLUMNS = {"over": PERCENT, "price": (1.0, 0), "in all": (1.0, 0), "a read": (1.0, 0)}
-COLUMNS |= dict.fromkeys(("answered", "or read", "lines"), PERCENT)
+COLUMNS |= dict.fromkeys(("answered", "found", "lost", "lines"), PERCENT)
 
 
 def with_marks(compact_at: float | None, compact_to: float) -> Way:
@@ -69,16 +69,15 @@ def prices(requests: Sequence[Request]) -> Iterator[float]:
 
 def session(run: Mapping[str, Any], name: str, window: int, url: str) -> Figures:
     plugins, settings = ALL_WAYS[name](window, url)
-    requests = asyncio.run(play(run, *plugins, **settings))
-    packed = any(isinstance(plugin, ContextPackPlugin) for plugin in plugins)
-    stored = {key: text for one in (folders([url]) if packed else []) for key, text in stored_texts(one).items()}
-    row = figures(run, requests, stored, window)
+    searching = Searching(asked_of(run, window))
+    requests = asyncio.run(play(run, *plugins, searching, **settings))
+    row = figures(run, requests, searching, window)
     scored = score(run, requests, window)
     total = sum(prices(requests))
     reads = CACHED_PRICE * row["tokens"][0] + _READ_TOKENS * len(requests)
     in_all = total + summarizer_tokens(plugins, settings) + scored.reads * reads / len(requests)
     return {
-        **{name: row[name] for name in ("over", "answered", "or read")},
+        **{name: row[name] for name in ("over", "answered", "found", "lost")},
         "lines": scored.figures(window)["lines"],
         "price": (total, len(requests)),
         "in all": (in_all, len(requests)),
@@ -144,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--window", type=int, default=16_000)
     parser.add_argument("--limit", type=int, help="only so many sessions of each file")
-    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl", "locomo.json"], metavar="NAME")
+    parser.add_argument("--files", nargs="+", default=["runs.jsonl", "runs-swe.jsonl"], metavar="NAME")
     parser.add_argument("--ways", nargs="+", choices=ALL_WAYS, default=list(ALL_WAYS), metavar="NAME")
     parser.add_argument("--plot", type=Path, help="where an SVG of price and answers is written")
     parser.add_argument("--fits", action="store_true", help="sessions that fit the window, not the others")

@@ -288,13 +288,15 @@ def preview_command() -> None:
     metavar="FOLDER",
     help="Writes a policy for each profile there, as PROFILE.toml.",
 )
+@_all_option
 @_json_option("A JSON list, an object for each profile.")
 def tune_command() -> None:
     """Tunes the budgets of each task profile on recorded sessions, and says "no change" where it finds nothing better.
 
-    The sessions of each store are simulated from their first call on, with the recorded answers, under a grid of
-    policies with other shares of evidence, memory and conversation, other cuts, and other numbers of memories. One is
-    chosen on half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
+    The first line says what to do, and --all the rest. The sessions of each store are simulated from their first call
+    on, with the recorded answers, under a grid of policies with other shares of evidence, memory and conversation,
+    other cuts, and other numbers of memories. Settings in which agents differ stay as recorded. One policy is chosen on
+    half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
     retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
 
     With --check what the policy names changes, and all else stays as recorded; the exit code is 1 where that is worse
@@ -302,27 +304,30 @@ def tune_command() -> None:
     """
 
 
-@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1 --reader gemini-flash-latest")
+@_command("exam.show_exam", "exam", "exam --app shop --json", "exam --session s1")
 @_stored_packs
-@click.option("--reader", metavar="MODEL", help="Also ask this model, by its name in ADK's registry; it costs money.")
 @_json_option("The same as JSON.")
 def exam() -> None:
-    """Asks each later request for what was said before: values, dates, orders, decisions, files, errors, to-dos.
+    """Asks whether calls could know what they used, where a cut or an extract had taken it out of their requests.
 
-    A question is answered where the answer and its record stand together, readable where an address in the request
-    leads there and a tool reads it, and else lost. No model is asked, and the same packs give the same figures.
+    A question is about a value or a quoted line that a call used, that an earlier result alone had said, and that does
+    not stand whole in the call's request. It is answered where it stands in the request beside a word of its line;
+    found where one search with the other words of the call gives it, as `search_artifact` would, in at most 2,000
+    tokens; and else lost. No model is asked, and the same packs give the same figures.
     """
 
 
 @_command("exam.show_arms", "compare", "compare --app shop", "compare --store s3://bucket/packs --json")
 @_stored_packs
+@_all_option
 @_json_option("The same as JSON.")
 def compare_command() -> None:
-    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, failed calls, exam recall,
-    acceptance, each with its interval over sessions.
+    """Compares the arms of `ContextPackPlugin(arms={...})`: cost, cached share, overflows, failed calls,
+    answered and lost questions of the exam, acceptance, each with its interval over sessions.
 
-    A difference is one where its chance is below 1%, adjusted for the number of comparisons, and both arms have 30
-    sessions; else it says about how many more it would take to see one of this size.
+    The first line says how the arms differ, and --all the rest. A difference is one where chance alone would give it in
+    less than 5% of cases, in two tails and adjusted for the number of comparisons, and both arms have 30 sessions. Else
+    the line says about how many more sessions it takes to see one of this size.
     """
 
 

@@ -64,7 +64,7 @@ def show_verification(
     if verification.unrecorded:
         say(f"{verification.unrecorded:,} could not be replayed: hashes only were recorded")
     if not places:
-        say("Whether the last packs of a session are there was not checked: verify(store, session) tells it.")
+        say("Not checked: whether a session's last packs are missing. verify(store, session) in Python checks it.")
     return FAILED if verification.faults else 0
 
 

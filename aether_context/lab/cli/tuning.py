@@ -30,6 +30,7 @@ def tune(
     jobs: int | None,
     scheduler: str | None,
     output: Path | None,
+    everything: bool,
     as_json: bool,
 ) -> int:
     urls = urls + stores or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
@@ -47,7 +48,7 @@ def tune(
         print_json([_json(tuner, recordings, verdict) for recordings, verdict in results])
     for recordings, verdict in results:
         if not as_json:
-            _show(tuner, recordings, verdict)
+            _show(tuner, recordings, verdict, everything)
         if output is not None and checked_policy is None:
             output.mkdir(parents=True, exist_ok=True)
             path = output / f"{recordings.profile}.toml"
@@ -57,16 +58,17 @@ def tune(
     return FAILED if any(verdict.kind == "loses" for verdict in verdicts) else 0
 
 
-def _show(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict) -> None:
+def _show(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict, everything: bool) -> None:
     profile = recordings.profile
     head(f"{profile}: {verdict}")
+    for name, problem in tuner.unusable.items():
+        say_error(f"left out: {name}: {problem}")
+    if not everything:
+        return
     say(f"{len(recordings.searched) + len(recordings.tested)} sessions of the profile {profile}")
     say(f"{tuner.same[profile]} of {tuner.calls[profile]} requests are built again byte for byte")
-    if recordings.policies > 1:
-        base = short(recordings.base.digest)
-        say(f"recorded under {recordings.policies} policies: all are played under {base}")
-    for name, problem in tuner.unusable.items():
-        say(f"left out: {name}: {problem}")
+    if recordings.others:
+        say(f"recorded under {1 + len(recordings.others)} policies: what differs stays as recorded without --from")
     rows = []
     tested = {} if verdict.check is None else {f"tested: {verdict.chosen}": verdict.check}
     for name, compared in {**verdict.trials, **tested}.items():

@@ -1,4 +1,4 @@
-"""Examines recorded sessions: questions about what was said before, asked of each later request, without a model."""
+"""Examines recorded sessions: could calls know what they used, where a cut had taken it? No model is asked."""
 
 from __future__ import annotations
 

@@ -17,6 +17,9 @@ _TAIL = 0.025
 _POWER = 0.8
 LEAST_SESSIONS = 30
 """The smallest number of sessions, of each side where two are compared, for a difference to be one."""
+MOST_CHANCE = 0.05
+"""Below this chance in two tails, adjusted for the number of comparisons, a difference is one: of arms, and of policies
+that are tuned. The numbers of sessions that are asked for are those that this test needs."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,10 +45,10 @@ class Interval:
         return {**({"mean": self.mean} if self.sessions else {}), **ends, "sessions": self.sessions}
 
     def chance_of(self, *, below: float | None = None, above: float | None = None) -> float:
-        """The share of samples whose mean is at or below a bound, or at or above one; never 0."""
+        """The chance in two tails that the mean is at or below a bound, or at or above one; never 0."""
         means = np.asarray(self.means)
         beyond = means <= below if below is not None else means >= above
-        return (int(beyond.sum()) + 1) / (len(means) + 1)
+        return min(1.0, 2 * (int(beyond.sum()) + 1) / (len(means) + 1))
 
 
 def paired_difference(values: Sequence[float], seed: int) -> Interval:
@@ -83,13 +86,13 @@ def effective(weights: Sequence[float]) -> float:
     return sum(weights) ** 2 / squares if squares else 0.0
 
 
-def needed_sessions(deviation: float, effect: float, tail: float) -> int:
-    """The number of sessions that shows an effect with a power of 80%; 0 where there is none.
+def needed_sessions(deviation: float, effect: float, comparisons: int = 1) -> int:
+    """The number of sessions in which the test shows an effect with a power of 80%; 0 where there is no effect.
 
     Args:
-        tail: the chance of one tail below which the test that decides takes an effect for one.
+        comparisons: number of those that are tested together.
     """
-    quantiles = NormalDist().inv_cdf(1 - tail) + NormalDist().inv_cdf(_POWER)
+    quantiles = NormalDist().inv_cdf(1 - MOST_CHANCE / 2 / comparisons) + NormalDist().inv_cdf(_POWER)
     return math.ceil((quantiles * deviation / effect) ** 2) if effect else 0
 
 

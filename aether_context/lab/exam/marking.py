@@ -1,166 +1,61 @@
-"""Marks requests: what of the questions they answer, what could be read again from them, and what is lost."""
+"""Marks questions: the request answers what its call used and a cut had taken, or one search finds it, or neither."""
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from functools import lru_cache
-from itertools import count
+from dataclasses import dataclass, field
+from itertools import chain, count, groupby
 from typing import Literal, TypeAlias, get_args
 
-from aether_context.canonical import hash_text
+from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
+from aether_context.evidence.offload import ARTIFACT_KEY, stored_bytes
+from aether_context.evidence.passages import Searcher, search_answer
+from aether_context.evidence.past import PastPart, PastTurn, past_lines
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.lab.exam.intervals import Interval, paired_difference
-from aether_context.lab.exam.questions import ADDRESS, Kind, Question, plain_text, questions
-from aether_context.lab.exam.recordings import RecordedSession, SessionFolder, folders, recorded_sessions, stored_texts
-from aether_context.pack import RECALLED, Content, Pack, Part
+from aether_context.lab.exam.questions import ADDRESS, KINDS, Question, questions, said
+from aether_context.lab.exam.recordings import (
+    RecordedCall,
+    SessionFolder,
+    folders,
+    recorded_sessions,
+    stored_texts,
+)
+from aether_context.pack import Content, Pack
+from aether_context.packing.demand import room_to_read
 from aether_context.store import PackStore
 from aether_context.store.replay import Replayer
+from aether_context.text.entities import HISTORY
+from aether_context.text.shorten import lines_view
+from aether_context.tokens import counter_for
 
-Mark: TypeAlias = Literal["whole", "answered", "readable", "lost"]
-"""``whole``: the message stands in the request; ``answered``: it does not, and the answer stands with its record
-elsewhere; ``readable``: an address leads there, and a tool reads it; ``lost``: none of these."""
+Mark: TypeAlias = Literal["answered", "found", "lost"]
+"""``answered``: it stands in the request beside a word of its line; ``found``: it does not, and one search with the
+words that the model has then gives it; ``lost``: neither."""
 MARKS: tuple[Mark, ...] = get_args(Mark)
-DISTANCES = {8: "up to 8 calls", 25: "up to 25 calls", 70: "up to 70 calls", 10**9: "more calls"}
-"""The distances from a message to a later request, by the most calls of each."""
-LAST, NOTES = "the last call", "notes and memories"
-"""The questions at a session's last call, which count at their distances, too; and those about candidates."""
-HISTORY = "artifact://history"
-"""The address under which a session's own turns are searched."""
-PAGE_TOKENS = 2_000
-"""The most tokens that one call of a reader answers with."""
-_MOST_READ = 20
-"""Questions that a reader is asked of one request."""
-_CHARACTERS = 4
-"""Characters of a token, where what is read is estimated."""
-
-AnswerReader: TypeAlias = Callable[[str, str], str]
-"""A model that is given a request's text and a question, and gives its answer."""
-
-
-class AnswerKey:
-    """Questions, and the texts that answer them; each text is looked through once."""
-
-    def __init__(self, asked: Sequence[Question]) -> None:
-        self.questions = asked
-        self._found: dict[str, Mapping[int, int]] = {}
-
-    def answers(self, text: str) -> Mapping[int, int]:
-        """The questions that a text answers, each with the index in its plain form at which the answer stands."""
-        if text not in self._found:
-            plain = _plain(text) if self.questions else ""
-            found = ((number, question.find(plain)) for number, question in enumerate(self.questions))
-            self._found[text] = {number: at for number, at in found if at >= 0}
-        return self._found[text]
-
-
-_plain = lru_cache(maxsize=256)(plain_text)
+ACTS, ALL = "acts", "all"
+"""The questions about what acts gave, which count by their kind, too; and all of them."""
+ROWS = (ALL, *KINDS, ACTS)
+_RECENT = 4
+"""A need that was last mentioned in the latest quarter of a window is not asked for."""
 
 
 @dataclass(slots=True, kw_only=True)
 class SessionMarks:
-    """The marks of one session's requests.
-
-    ``marks`` counts them by kind and distance; ``tokens`` are those of all requests. ``read_tokens`` and
-    ``read_calls`` are those that it takes to read what is readable, ``right`` and ``wrong`` a reader's answers.
-    """
+    """The marked questions of one session, each about a text that does not stand whole in its call's request."""
 
     name: str = ""
     requests: int = 0
-    tokens: int = 0
-    marks: Counter[tuple[Kind, str, Mark]] = field(default_factory=Counter)
-    read_tokens: int = 0
-    read_calls: int = 0
-    right: int = 0
-    wrong: int = 0
+    marked: list[tuple[Question, Mark]] = field(default_factory=list)
 
-    def count(self, *marks: Mark, kind: str | None = None, distance: str | None = None) -> int:
-        """The number of questions with one of these marks, of a kind and at a distance."""
-        return sum(
-            number
-            for (of_kind, at, mark), number in self.marks.items()
-            if mark in marks and kind in (None, of_kind) and (at == distance if distance else at != LAST)
+    def count(self, *marks: Mark, row: str = ALL) -> int:
+        """The number of questions with one of these marks: all, those of a kind, or those about acts."""
+        rows = (
+            ("all", question.kind, ACTS if question.is_act else "") for question, mark in self.marked if mark in marks
         )
-
-
-class Examiner:
-    """Asks what stood in a session's history at each of its later calls, and what its notes and memories say.
-
-    Args:
-        stored: whole texts of which messages show extracts, by address.
-    """
-
-    def __init__(self, session: RecordedSession, stored: Mapping[str, str]) -> None:
-        self._session, self._stored = session, stored
-        self._keys: dict[int, tuple[AnswerKey, list[int]]] = {}
-        notes: dict[str, int] = {}
-        self._notes: list[set[int]] = []
-        # A host that rewrites its history hands over the messages that stay in it anew: each is as old as it was.
-        first_calls: dict[tuple[str, int], int] = {}
-        messages: dict[int, list[tuple[str, int]]] = {}
-        for number, call in enumerate(session.calls):
-            if id(call.history) not in self._keys:
-                self._keys[id(call.history)] = AnswerKey(questions(call.history, stored)), []
-                repeats = defaultdict[str, Iterator[int]](count)
-                messages[id(call.history)] = [(item.digest, next(repeats[item.digest])) for item in call.history]
-            first = self._keys[id(call.history)][1]
-            new = messages[id(call.history)][len(first) : call.length]
-            first += [first_calls.setdefault(message, number) for message in new]
-            present = (note.text for note in call.source.candidates if note.source != RECALLED)
-            self._notes.append({notes.setdefault(text, len(notes)) for text in present})
-        of_notes = ((spot, questions([_as_result(text)], {})) for text, spot in notes.items())
-        self._note_key = AnswerKey([replace(item, place=spot) for spot, items in of_notes for item in items])
-
-    def mark(self, number: int, pack: Pack, into: SessionMarks) -> list[Question]:
-        """Marks the request of a call; returns the questions that were asked."""
-        call, is_last = self._session.calls[number], number == len(self._session.calls) - 1
-        key, first = self._keys[id(call.history)]
-        whole = {pack.source.request.positions[index] for index in pack.whole}
-        texts = request_texts(pack)
-        answered, noted = (set[int]().union(*map(one.answers, texts)) for one in (key, self._note_key))
-        can_read = bool({READ, SEARCH} & {tool.name for tool in pack.tools.sent})
-        addresses = dict.fromkeys(name for text in texts for name in ADDRESS.findall(text)) if can_read else {}
-        readable: dict[int, tuple[int, int]] = {}
-        for text in filter(None, map(self._stored.get, addresses)):
-            for index, at in key.answers(text).items():
-                pages = 1 + at // _CHARACTERS // PAGE_TOKENS  # of whoever reads from the top
-                readable.setdefault(index, (pages, min(pages * PAGE_TOKENS, len(text) // _CHARACTERS)))
-        into.requests += 1
-        into.tokens += pack.tokens.expected
-        asked: list[Question] = []
-        for index, question in enumerate(key.questions):
-            is_known = question.place < call.length and (question.until is None or question.until >= call.length)
-            if not is_known or not (distance := number - first[question.place]):
-                continue
-            mark: Mark = "lost"
-            if question.place in whole and not question.stored:
-                mark = "whole"
-            elif index in answered:
-                mark = "answered"
-            elif index in readable or HISTORY in addresses:
-                mark = "readable"
-                calls, tokens = readable.get(index, (1, PAGE_TOKENS))
-                into.read_calls += calls
-                into.read_tokens += tokens
-            label = next(name for most, name in DISTANCES.items() if distance <= most)
-            into.marks.update((question.kind, name, mark) for name in ((label, LAST) if is_last else (label,)))
-            asked.append(question)
-        for index, question in enumerate(self._note_key.questions):
-            if question.place in self._notes[number]:
-                into.marks[question.kind, NOTES, "answered" if index in noted else "lost"] += 1
-        return asked
-
-
-def request_texts(pack: Pack) -> list[str]:
-    """All that can be read in a request."""
-    return [pack.system, *(part.text for item in pack.contents for part in item.content.parts)]
-
-
-def _as_result(text: str) -> Content:
-    """A note as a message."""
-    return Content(role="user", parts=(Part(kind="response", text=text, wire=""),), wire="", digest="")
+        return sum(row in each for each in rows)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -173,34 +68,24 @@ class Exam:
     @property
     def total(self) -> SessionMarks:
         """The sums over all sessions."""
-        total = SessionMarks(name="all")
-        for session in self.sessions:
-            for name in ("requests", "tokens", "marks", "read_tokens", "read_calls", "right", "wrong"):
-                setattr(total, name, getattr(total, name) + getattr(session, name))
-        return total
+        marked = [each for session in self.sessions for each in session.marked]
+        return SessionMarks(name=ALL, requests=sum(session.requests for session in self.sessions), marked=marked)
 
-    def share(
-        self, *marks: Mark, of: tuple[Mark, ...], kind: str | None = None, distance: str | None = None
-    ) -> Interval:
-        """The share of questions with some marks among those with any ``of`` these, in percent, over sessions."""
-        pairs = [
-            (session.count(*marks, kind=kind, distance=distance), session.count(*of, kind=kind, distance=distance))
-            for session in self.sessions
-        ]
+    def share(self, *marks: Mark, row: str = ALL) -> Interval:
+        """The share of questions with some marks, in percent, over the sessions that have any."""
+        pairs = [(session.count(*marks, row=row), session.count(*MARKS, row=row)) for session in self.sessions]
         return paired_difference([100 * part / whole for part, whole in pairs if whole], 0)
 
 
 def hold_exam(
     store: PackStore | str,
     *,
-    reader: AnswerReader | None = None,
     advance: Callable[[int, int], object] = lambda done, total: None,
     **selection: str | None,
 ) -> Exam:
-    """Examines recorded sessions: what their later requests still hold of what was said before.
+    """Examines recorded sessions: could their calls know what they used, where a cut had taken it?
 
     Args:
-        reader: also answers a few questions from the last request of each agent.
         advance: called with the number of packs that are done, and of all.
         selection: ``app``, ``user`` and ``session`` of those to examine; all by default.
 
@@ -210,7 +95,7 @@ def hold_exam(
     store = store if isinstance(store, PackStore) else PackStore(store)
     sessions, done = folders([store], **selection), count(1)
     total = sum(len(folder.places) for folder in sessions)
-    marked = {folder.name: mark_session(folder, reader, lambda: advance(next(done), total)) for folder in sessions}
+    marked = {folder.name: mark_session(folder, lambda: advance(next(done), total)) for folder in sessions}
     if not marked:
         raise PackNotFound(f"no packs of such sessions in {store.url}")
     return Exam(
@@ -219,25 +104,112 @@ def hold_exam(
     )
 
 
-def mark_session(
-    folder: SessionFolder, reader: AnswerReader | None = None, advance: Callable[[], object] = lambda: None
-) -> SessionMarks | str:
+def mark_session(folder: SessionFolder, advance: Callable[[], object] = lambda: None) -> SessionMarks | str:
     """The marks of one session; a text says why it cannot be examined."""
     marks = SessionMarks(name=folder.name)
     try:
         replayer, stored = Replayer(folder.store), stored_texts(folder)
         for session in recorded_sessions(folder, replayer):
-            examiner = Examiner(session, stored)
-            for number, call in enumerate(session.calls):
-                pack = replayer.replay(call.manifest).pack
-                asked = examiner.mark(number, pack, marks)
-                advance()
-            if reader is not None:
-                text = "\n".join(request_texts(pack))
-                for question in sorted(asked, key=lambda question: hash_text(question.text))[:_MOST_READ]:
-                    is_right = question.is_right(reader(text, question.text))
-                    marks.right += is_right
-                    marks.wrong += not is_right
+            marks.requests += len(session.calls)
+            for _, group in groupby(session.calls, key=lambda call: id(call.history)):
+                calls = list(group)
+                examiner = _Examiner(session.agent, calls, stored)
+                for number, call in enumerate(calls):
+                    if asked := examiner.asked.get(number):
+                        marks.marked += examiner.marked(call, replayer.replay(call.manifest).pack, asked)
+                    advance()
     except AetherContextError as error:
         return f"{type(error).__name__}: {error}"
     return marks
+
+
+class _Examiner:
+    """Asks about calls of an agent that share a history, and searches as the agent could.
+
+    Args:
+        stored: whole texts of which messages show extracts, by address.
+    """
+
+    def __init__(self, agent: str, calls: Sequence[RecordedCall], stored: Mapping[str, str]) -> None:
+        self._agent, self._stored = agent, stored
+        self._addresses = {text: address for address, text in stored.items()}
+        self._searchers: dict[str, Searcher] = {}
+        history, request = calls[0].history, calls[0].source.request
+        always = "\n".join((request.system, *(tool.wire for tool in request.tools)))
+        lengths = [(call.length, call.manifest.window // _RECENT) for call in calls]
+        self.asked: dict[int, list[Question]] = {}
+        for question in questions(history, lengths, always=always, stored=stored, readers=(READ, SEARCH)):
+            self.asked.setdefault(question.call, []).append(question)
+        numbers = {call.length: call.manifest.call for call in calls}
+        turns = (
+            PastTurn(
+                _author(content, agent), time, content.role == "model", list(_parts(content)), numbers.get(place, 0)
+            )
+            for place, (content, time) in enumerate(zip(history, calls[-1].times, strict=False))
+        )
+        self._past = list(past_lines(turns, agent, self._written)) if self.asked else []
+
+    def marked(self, call: RecordedCall, pack: Pack, asked: Sequence[Question]) -> Iterator[tuple[Question, Mark]]:
+        """The questions of a call about what does not stand whole in its request, with their marks."""
+        whole = {pack.source.request.positions[index] for index in pack.whole}
+        text = request_text(pack)
+        for question in asked:
+            if question.place not in whole or question.stored:
+                is_answered = question.is_answered(text)
+                is_found = not is_answered and any(map(question.is_in, self._findings(question, call, pack)))
+                yield question, "answered" if is_answered else "found" if is_found else "lost"
+
+    def _findings(self, question: Question, call: RecordedCall, pack: Pack) -> Iterator[str]:
+        """What each search gives that the model could make: of the past, and of a stored text that holds the need."""
+        if SEARCH not in {tool.name for tool in pack.tools.sent}:
+            return
+        parts = [part for item in pack.contents for part in item.content.parts]
+        shown = dict.fromkeys(address for part in parts for address in ADDRESS.findall(part.text))
+        holding = [address for address in shown if question.is_in(self._stored.get(address, ""))]
+        for address in [*([HISTORY] if HISTORY in shown else []), *holding[:1]]:
+            is_past, asked_at = address == HISTORY, call.request_index
+            for query in question.queries:
+                answer = search_answer(
+                    self._searcher(address, call),
+                    query,
+                    is_past=is_past,
+                    max_tokens=room_to_read(pack, 1)[0],
+                    counter=counter_for(""),
+                    sent_parts=parts,
+                    asking=call.history[asked_at].words if is_past and asked_at is not None else "",
+                )
+                yield "\n".join(passage["text"] for passage in answer["found"])
+
+    def _searcher(self, address: str, call: RecordedCall) -> Searcher:
+        key = f"{address} {call.length}" if address == HISTORY else address
+        if key not in self._searchers:
+            past = "\n".join(chain.from_iterable(self._past[: call.length])) if address == HISTORY else ""
+            self._searchers[key] = Searcher(lines_view(past or self._stored[address]))
+        return self._searchers[key]
+
+    def _written(self, response: JSON) -> str:
+        """The whole text of a response behind its address, also of one of which the message shows an extract."""
+        shown = (value for key, value in response.items() if key.startswith(ARTIFACT_KEY) and value in self._stored)
+        text = self._stored.get(address := next(shown, "")) or stored_bytes(response).decode(errors="replace")
+        address = address or self._addresses.get(text, "")
+        return f"{address}: {text}" if address else text
+
+
+def _author(content: Content, agent: str) -> str:
+    return content.agent or (agent if content.role == "model" else "user")
+
+
+def _parts(content: Content) -> Iterator[PastPart]:
+    """The parts of a message in the past; of another agent's turn its words."""
+    if content.agent:
+        yield "text", "", content.words
+    for part in () if content.agent else content.parts:
+        if part.kind in ("call", "response"):
+            yield part.kind, part.name, json.loads(part.text)
+        elif part.kind == "text":
+            yield "text", "", part.text
+
+
+def request_text(pack: Pack) -> str:
+    """All that can be read in a request."""
+    return "\n".join((pack.system, *(said(part) for item in pack.contents for part in item.content.parts)))

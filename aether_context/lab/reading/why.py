@@ -442,7 +442,7 @@ def _listed(places: Sequence[Place]) -> Iterator[str]:
             yield f"in {len(same)} {'memories' if kind == 'memory' else f'{kind}s'}"
             continue
         spot = same[0]
-        article = "an" if kind[0] in "aeiou" else "a"
+        article = "a piece of" if kind == "evidence" else "an" if kind[0] in "aeiou" else "a"
         date = "" if spot.time is None else datetime.fromtimestamp(spot.time, UTC).strftime("%-d %B %Y")
         details = ", ".join(filter(None, (date, spot.who if spot.who != kind else "")))
         yield f"as {article} {kind}{f' ({details})' if details else ''}"

@@ -11,6 +11,7 @@ from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.lab.exam.intervals import (
     LEAST_SESSIONS,
+    MOST_CHANCE,
     Interval,
     between,
     holm,
@@ -24,13 +25,12 @@ from aether_context.store import Manifest, PackStore
 from aether_context.usage import Totals
 
 MEASURES: Mapping[str, str] = {
-    "cost": "US dollars", "cached": "% of input", "overflows": "% of calls", "refused": "% of calls", "recall": "%",
-    "accepted": "% of answers",
+    "cost": "US dollars", "cached": "% of input", "overflows": "% of calls", "refused": "% of calls",
+    "answered": "% of questions", "lost": "% of questions", "accepted": "% of answers",
 }  # fmt: skip
 """The measures of a session with their units: list price as billed; input that a cache served; requests larger than the
-window; calls that failed; questions of the exam that requests answer; checked answers that passed."""
-MOST_CHANCE = 0.01
-"""Below this chance, adjusted for the number of measures and arms, a difference is one."""
+window; calls that failed; questions of the exam that requests answer, and those that neither these nor one search
+answer; checked answers that passed."""
 
 _Key: TypeAlias = tuple[str, str, str]
 _Calls: TypeAlias = list[tuple[Manifest, Mapping[str, JSON] | None]]
@@ -66,13 +66,16 @@ class _Session:
 
     def measured(self) -> Measured:
         cost, cached = self.totals.known_cost_usd, self.totals.cached_share
-        asked, kept = (sum(marks.count(*which) for marks in self.marks) for which in (MARKS, ("whole", "answered")))
+        asked, answered, lost = (
+            sum(marks.count(*which) for marks in self.marks) for which in (MARKS, ("answered",), ("lost",))
+        )
         values = {
             "cost": None if cost is None else float(cost),
             "cached": None if cached is None else 100 * cached,
             "overflows": 100 * self.over / self.calls,
             "refused": 100 * self.refused / self.calls,
-            "recall": 100 * kept / asked if asked else None,
+            "answered": 100 * answered / asked if asked else None,
+            "lost": 100 * lost / asked if asked else None,
             "accepted": 100 * self.passed / self.checked if self.checked else None,
         }
         return {name: value for name, value in values.items() if value is not None}
@@ -109,6 +112,14 @@ class ArmReport:
     unusable: Mapping[str, str] = field(default_factory=dict)
     estimated: frozenset[str] = frozenset()
 
+    def __str__(self) -> str:
+        first, sizes = next(iter(self.sessions)), ", ".join(f"{name}: {size:,}" for name, size in self.sessions.items())
+        if shown := [str(contrast) for contrast in self.contrasts if contrast.more_sessions is None]:
+            return f"against {first}: {'; '.join(shown)}"
+        plans = [contrast.more_sessions for contrast in self.contrasts if contrast.more_sessions]
+        plan = f", about {min(plans):,} more are needed" if plans else ""
+        return f"no difference seen yet: sessions of {sizes}{plan}"
+
 
 def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
     """Compares the arms of a store's sessions; those of agents as tools count with their callers'.
@@ -131,7 +142,7 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
         # What was only observed was not sent, so that nothing is asked of it.
         marks = SessionMarks(name=folder.name) if manifests[0].arm == OBSERVE else mark_session(folder)
         if isinstance(marks, str):
-            unusable[folder.name] = f"{marks}: its recall is not known"
+            unusable[folder.name] = f"{marks}: it has no exam"
             marks = SessionMarks(name=folder.name)
         read.append((calls, marks))
         callers |= {manifest.session_key: manifest.caller for manifest in manifests if manifest.caller}
@@ -169,13 +180,13 @@ def report_arms(arms: Mapping[str, Sequence[Measured]], seed: int = 0) -> ArmRep
         for measure in MEASURES
         if min(means[name][measure].sessions, means[names[0]][measure].sessions) > 1
     ]
-    chances = holm([min(1.0, 2 * min(gap.chance_of(below=0), gap.chance_of(above=0))) for _, _, gap in pairs])
+    chances = holm([min(gap.chance_of(below=0), gap.chance_of(above=0)) for _, _, gap in pairs])
     # Of Holm's steps the next one decides: the differences that are shown are behind it.
-    tail = MOST_CHANCE / 2 / max(1, sum(chance > MOST_CHANCE for chance in chances))
+    comparisons = max(1, sum(chance > MOST_CHANCE for chance in chances))
     contrasts = []
     for (name, measure, gap), chance in zip(pairs, chances, strict=True):
         sizes = [means[arm][measure].sessions for arm in (name, names[0])]
-        wanted = max(LEAST_SESSIONS, needed_sessions(gap.deviation, gap.mean, tail))
+        wanted = max(LEAST_SESSIONS, needed_sessions(gap.deviation, gap.mean, comparisons))
         more = None
         if chance > MOST_CHANCE or min(sizes) < LEAST_SESSIONS:
             more = max(int(gap.mean != 0), sum(max(0, wanted - size) for size in sizes))

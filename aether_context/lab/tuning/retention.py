@@ -8,14 +8,13 @@ another request.
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aether_context.canonical import JSON
 from aether_context.evidence.record import READ, SEARCH
+from aether_context.lab.exam.questions import texts
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession
 from aether_context.pack import Content, Pack
 
@@ -85,31 +84,6 @@ def _used(call: RecordedCall, places: Mapping[str, set[int]]) -> Used:
 @lru_cache(maxsize=16)
 def _standing(system: str, declarations: tuple[str, ...]) -> frozenset[str]:
     return frozenset(_telling((system, *declarations)))
-
-
-def texts(content: Content) -> Iterator[str]:
-    """All texts in a content: its text parts, and the strings and numbers in calls and responses."""
-    for part in content.parts:
-        if part.kind in ("call", "response"):
-            yield from _leaves(_parsed(part.text))
-        elif part.kind == "text":
-            yield part.text
-
-
-@lru_cache(maxsize=4_096)
-def _parsed(text: str) -> JSON:
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text
-
-
-def _leaves(value: JSON) -> Iterator[str]:
-    if isinstance(value, (dict, list)):
-        for item in value.values() if isinstance(value, dict) else value:
-            yield from _leaves(item)
-    elif value is not None and not isinstance(value, bool):
-        yield str(value)
 
 
 def _telling(texts: Iterable[str]) -> Iterator[str]:

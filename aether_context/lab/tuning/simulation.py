@@ -6,17 +6,17 @@ then, on the epoch that the packs before it left.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, PolicyError
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
 from aether_context.lab.tuning.retention import Used, used
 from aether_context.pack import Epoch, Pack, PackInput, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
-from aether_context.policy import PackPolicy
+from aether_context.policy import PackPolicy, differing, merged
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
@@ -64,11 +64,21 @@ class Played:
         )
 
 
-def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) -> list[Played | str]:
+def play(
+    folder: SessionFolder,
+    profile: str,
+    policies: Sequence[PackPolicy],
+    others: Sequence[PackPolicy] | None = None,
+) -> list[Played | str]:
     """Plays a session under each policy; a text says why it cannot be played.
 
     The policies are those of the profile's calls, which alone count; other calls keep the recorded ones. An agent that
     has a table in a policy is played under that.
+
+    Args:
+        policies: the first is the base, which the others vary.
+        others: other policies that were recorded beside the base: a setting that differs in any of them is an agent's
+            own, and stays as recorded. None plays all calls under the policies as they are.
     """
     try:
         recorded = recorded_sessions(folder)
@@ -80,7 +90,7 @@ def play(folder: SessionFolder, profile: str, policies: Sequence[PackPolicy]) ->
         played = Played()
         try:
             for session in sessions:
-                played = session.play(played, policy, profile)
+                played = session.play(played, policy, profile, policies[0], others)
             results.append(played)
         except AetherContextError as error:
             results.append(f"{type(error).__name__}: {error}")
@@ -93,14 +103,37 @@ class _Session:
     def __init__(self, recorded: RecordedSession) -> None:
         self._recorded = recorded
         self._needs, self._cache = used(recorded), TokenCache()
+        self._of_base: list[Pack] = []
 
-    def play(self, played: Played, policy: PackPolicy, profile: str) -> Played:
+    def play(
+        self,
+        played: Played,
+        policy: PackPolicy,
+        profile: str,
+        base: PackPolicy,
+        others: Sequence[PackPolicy] | None,
+    ) -> Played:
         """Adds the session's calls of a profile to a result."""
-        own_policy = policy.for_agent(self._recorded.agent, profile)
+        own_policy, own_base = (each.for_agent(self._recorded.agent, profile) for each in (policy, base))
+        varied: dict[str, PackPolicy] = {}
+        shares = policy is not base and _is_grid_step(own_policy, own_base)
+        if policy is base:
+            self._of_base.clear()
         previous: _PlayedCall | None = None
-        for call, need in zip(self._recorded.calls, self._needs, strict=True):
-            counts = call.manifest.profile == profile
-            pack = self._pack(call, own_policy if counts else call.policy, previous)
+        for number, (call, need) in enumerate(zip(self._recorded.calls, self._needs, strict=True)):
+            counts, digest = call.manifest.profile == profile, call.policy.digest
+            if digest not in varied:
+                varied[digest] = own_policy
+                if others is not None:
+                    varied[digest] = _varied(call.policy, own_policy, (own_base, *others))
+            shares = shares and number < len(self._of_base) and _is_far_from_cuts(self._of_base[number])
+            pack = (
+                self._of_base[number]
+                if shares
+                else self._pack(call, varied[digest] if counts else call.policy, previous)
+            )
+            if policy is base:
+                self._of_base.append(pack)
             played = played.adding(call, pack, need) if counts else played
             previous = call, pack
         return played
@@ -145,6 +178,39 @@ class _Session:
         candidates = recalled(entries, source, policy, digests.__getitem__, tokens=room, embedder=embedder)
         search = source.search._replace(turns=len(entries))
         return source._replace(candidates=(*source.candidates, *candidates), search=search)
+
+
+_LEAST_MARK = 0.5
+"""The share of the budget up to which no policy of the grid cuts, or leaves anything out."""
+
+
+_GRID = {"budget": {"shares"}, "conversation": {"compact_at", "compact_to"}, "retrieval": {"memory_k"}}
+"""The settings of the grid, by their sections."""
+
+
+def _is_grid_step(policy: PackPolicy, base: PackPolicy) -> bool:
+    """Tells whether a policy differs from the base in what plays no part far from a cut: shares, marks, memories."""
+    moved = differing(policy.model_dump(), base.model_dump())
+    is_late = all((each.conversation.compact_at or 0) >= _LEAST_MARK for each in (policy, base))
+    return is_late and all(section in _GRID and changes.keys() <= _GRID[section] for section, changes in moved.items())
+
+
+def _is_far_from_cuts(pack: Pack) -> bool:
+    """Tells whether a request is whole and small, so that another policy of the grid would send the same."""
+    is_bare = not pack.source.candidates and pack.source.step is None and not pack.epoch.cut_count
+    return is_bare and pack.tokens.counted <= _LEAST_MARK * pack.allocation.budget
+
+
+def _varied(recorded: PackPolicy, policy: PackPolicy, others: Sequence[PackPolicy]) -> PackPolicy:
+    """A policy in the place of a recorded one, of which the settings stay that any of some others has otherwise."""
+    settings = recorded.model_dump()
+    own: Mapping[str, Any] = {}
+    for other in others:
+        own = merged(own, differing(settings, other.model_dump()))
+    try:
+        return PackPolicy(**merged(policy.model_dump(), own)) if own else policy
+    except PolicyError:  # they leave no room for each other
+        return recorded
 
 
 def _source(call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> PackInput:

@@ -17,9 +17,19 @@ from typing import Any, TypeAlias, TypeVar
 
 from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, PolicyError, StoreUnavailable
+from aether_context.lab.exam.intervals import LEAST_SESSIONS
 from aether_context.lab.exam.recordings import SessionFolder, folders, recorded_policies
 from aether_context.lab.tuning.simulation import Played, play
-from aether_context.lab.tuning.verdict import Compared, Outcomes, TuningVerdict, checked, compare, decide, search
+from aether_context.lab.tuning.verdict import (
+    Compared,
+    Outcomes,
+    TuningVerdict,
+    checked,
+    compare,
+    decide,
+    few_sessions,
+    search,
+)
 from aether_context.pack import FLEXIBLE_LAYERS, Layer
 from aether_context.policy import PackPolicy
 
@@ -63,13 +73,13 @@ class Recordings:
     """The sessions with calls of a profile: those that are searched, and those to test on.
 
     ``base`` is the policy that others are compared with: the one that was given, else the one that most calls were
-    recorded under, with the tables of agents. ``policies`` is the number of recorded ones, a policy with its tables
-    counted once: where they differ, all calls are played under ``base``.
+    recorded under, with the tables of agents. ``others`` are the other ones that were recorded, beside
+    the forms that a policy's tables give it: settings in which any differ stay as recorded, unless a base was given.
     """
 
     profile: str
     base: PackPolicy
-    policies: int
+    others: tuple[PackPolicy, ...]
     searched: tuple[SessionFolder, ...]
     tested: tuple[SessionFolder, ...]
 
@@ -142,7 +152,7 @@ class Tuner:
         return Recordings(
             profile=profile,
             base=(self._base or app_policy).for_profile(profile),
-            policies=1 + len(calls.keys() - _forms(app_policy, profile)),
+            others=tuple(PackPolicy(**json.loads(text)) for text in sorted(calls.keys() - _forms(app_policy, profile))),
             searched=tuple(of_profile[::2]),
             tested=tuple(of_profile[1::2]),
         )
@@ -150,13 +160,24 @@ class Tuner:
     def tune(self, recordings: Recordings, *, margin: float = 1.0, spend: float = 0.0) -> TuningVerdict:
         """Searches on one half of the sessions, and tests the result on the other."""
         policies = grid(recordings.base)
-        base, *other_outcomes = self._play(recordings, recordings.searched, [recordings.base, *policies.values()])
+        first, rest = recordings.searched[:_FIRST_SESSIONS], recordings.searched[_FIRST_SESSIONS:]
+        base, *outcomes = self._play(recordings, first, [recordings.base, *policies.values()])
+        played = dict(zip(policies, outcomes, strict=True))
+        if rest:
+            trials = search(base, played, self._seed)
+            names = _leading(trials, margin, spend)
+            more_of_base, *more = self._play(recordings, rest, [recordings.base, *(policies[name] for name in names)])
+            base = {**base, **more_of_base}
+            played |= {name: {**played[name], **outcome} for name, outcome in zip(names, more, strict=True)}
 
         def test(name: str) -> Compared:
             base_outcome, tuned_outcome = self._play(recordings, recordings.tested, [recordings.base, policies[name]])
             return compare(base_outcome, tuned_outcome, self._seed)
 
-        trials = search(base, dict(zip(policies, other_outcomes, strict=True)), self._seed)
+        trials = search(base, played, self._seed)
+        recorded = len(recordings.searched) + len(recordings.tested)
+        if 0 < recorded < LEAST_SESSIONS:
+            return TuningVerdict(kind="no change", reason=few_sessions(recorded), trials=trials)
         return decide(trials, test, margin=margin, spend=spend)
 
     def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> TuningVerdict:
@@ -179,7 +200,9 @@ class Tuner:
     ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
-        for folder, played in self._each(partial(play, profile=recordings.profile, policies=policies), picked):
+        others = recordings.others if self._base is None else None
+        act = partial(play, profile=recordings.profile, policies=policies, others=others)
+        for folder, played in self._each(act, picked):
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]
                 continue
@@ -188,6 +211,21 @@ class Tuner:
             for outcome, result in zip(outcomes, played, strict=True):
                 outcome |= {} if isinstance(result, str) else {folder: result}
         return list(outcomes)
+
+
+_FIRST_SESSIONS, _LEADING = 12, 3
+"""The sessions that all policies are tried on, and how many of those that save most there, and of those that keep most,
+are tried on the others, too. All 24 on all sessions take three times as long."""
+
+
+def _leading(trials: Mapping[str, Compared], margin: float, spend: float) -> list[str]:
+    """The policies that may still be chosen, and the one that keeps most at whatever cost."""
+    allowed = {name: trial for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed}
+    keeping = sorted(allowed, key=lambda name: -allowed[name].retention.mean)
+    cheaper = (name for name in allowed if allowed[name].retention.mean >= -margin)
+    saving = sorted(cheaper, key=lambda name: allowed[name].cost.mean)
+    affordable = [name for name in keeping if allowed[name].cost.mean <= spend + margin]
+    return list(dict.fromkeys((*saving[:_LEADING], *affordable[:_LEADING], *keeping[:1])))
 
 
 def _forms(policy: PackPolicy, profile: str) -> set[str]:

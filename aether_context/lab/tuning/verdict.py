@@ -8,6 +8,7 @@ from typing import Literal, TypeAlias
 
 from aether_context.lab.exam.intervals import (
     LEAST_SESSIONS,
+    MOST_CHANCE,
     Interval,
     effective,
     holm,
@@ -18,8 +19,6 @@ from aether_context.lab.exam.recordings import SessionFolder
 from aether_context.lab.tuning.simulation import Played
 
 # What the results of policies say.
-
-_ALPHA = 0.05
 
 Outcomes: TypeAlias = Mapping[SessionFolder, Played]
 """The results of sessions under one policy."""
@@ -38,7 +37,7 @@ class Compared:
         sessions: number of sessions played.
         weight: their effective number, weighted by cost.
         over: additional requests larger than the window.
-        unplayed: number of sessions that cannot be played under the other policy.
+        unplayed: number of sessions that were not played under the other policy, or cannot be.
     """
 
     cost: Interval
@@ -51,7 +50,7 @@ class Compared:
 
     def __str__(self) -> str:
         cost, retention = self.cost.text("%"), self.retention.text(" points")
-        return f"{self.cost.sessions} of {self.sessions} sessions: cost {cost}, retention {retention}"
+        return f"cost {cost}, retention {retention} in {self.cost.sessions} of {self.sessions} sessions"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +70,9 @@ class TuningVerdict:
     chance: float = 1.0
 
     def __str__(self) -> str:
-        price = f" for {self.check.cost.mean:+.1f}%" if self.kind == "more kept" and self.check is not None else ""
-        return f"{self.kind}{price}: {self.reason}"
+        if self.kind in ("no change", "holds", "loses"):
+            return f"{self.kind}: {self.reason}"
+        return f"change to {self.chosen!r}, {self.kind}: {self.reason}; chance {self.chance:.2%}"
 
 
 def compare(
@@ -135,13 +135,13 @@ def decide(
         kind, winner = "cheaper at the same retention", min(cheaper, key=lambda name: cheaper[name].cost.mean)
         check = test(winner)
         chance = max(check.cost.chance_of(above=0.0), check.retention.chance_of(below=-margin))
-        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean, _ALPHA)
-        needs = max(of_cost, needed_sessions(check.retention.deviation, margin, _ALPHA))
+        of_cost = needed_sessions(check.cost.deviation, cheaper[winner].cost.mean)
+        needs = max(of_cost, needed_sessions(check.retention.deviation, margin))
     elif better:
         kind, winner = "more kept", max(better, key=lambda name: (better[name].retention.mean, -better[name].cost.mean))
         check = test(winner)
         chance = max(check.retention.chance_of(below=0.0), check.cost.chance_of(above=spend + margin))
-        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean, _ALPHA)
+        needs = needed_sessions(check.retention.deviation, better[winner].retention.mean)
     else:
         reason = "no policy of the grid is cheaper and keeps as much, or keeps more for what may be spent"
         if more:
@@ -150,32 +150,36 @@ def decide(
         if not any(trial.sessions for trial in trials.values()):
             reason = "no session can be played"
         return TuningVerdict(kind="no change", reason=reason, trials=trials)
-    reason = f"{winner!r} holds on sessions that were not searched"
-    takes = f"to show this effect takes about {max(LEAST_SESSIONS, needs)} sessions that differ"
-    # Where answers used nothing, nothing is known of what a policy keeps.
-    sessions = min(check.cost.sessions, check.retention.sessions)
-    if sessions < LEAST_SESSIONS:
-        kind, chance = "no change", 1.0
-        reason = (
-            f"too few sessions: of {check.sessions} that were not searched {winner!r} changes {sessions} whose answers "
-            f"used anything; {takes}"
-        )
-    elif chance > _ALPHA:
-        kind, reason = "no change", f"{winner!r} does not hold on sessions that were not searched; {takes}"
+    reason = f"{check} that were not searched"
+    # Where answers used nothing, nothing is known of what a policy keeps. Half of the sessions are searched.
+    both = (trials[winner], check)
+    sessions = sum(min(half.cost.sessions, half.retention.sessions) for half in both)
+    needs = max(LEAST_SESSIONS, 2 * needs)
+    if min(check.cost.sessions, check.retention.sessions) < LEAST_SESSIONS // 2:
+        kind, chance, reason = "no change", 1.0, few_sessions(sessions, needs)
+    elif chance > MOST_CHANCE:
+        kind = "no change"
+        reason = f"{winner!r} does not hold on sessions that were not searched: {few_sessions(sessions, needs)}"
     elif faults := _faults(check):
         kind, reason = "no change", f"with {winner!r} {faults}"
     return TuningVerdict(kind=kind, reason=reason, trials=trials, chosen=winner, check=check, chance=chance)
+
+
+def few_sessions(sessions: int, needs: int = LEAST_SESSIONS) -> str:
+    """The words for too few sessions that tell two policies apart."""
+    return f"{sessions:,} session{'s' * (sessions != 1)}, about {needs:,} are needed"
 
 
 def checked(comparison: Compared, margin: float) -> TuningVerdict:
     """Tells whether a policy is worse by more than the margin, over all sessions."""
     reason = _faults(comparison)
     if max(-comparison.retention.mean, comparison.cost.mean) > margin:
-        reason = f"it is worse by more than {margin:g}"
+        reason = f"it is worse by more than {margin:g}: {comparison}"
     if not comparison.sessions:
         reason = "no session can be played"
     kind: Kind = "loses" if reason else "holds"
-    return TuningVerdict(kind=kind, reason=reason or f"margin {margin:g}", trials={"all sessions": comparison})
+    reason = reason or f"{comparison}; margin {margin:g}"
+    return TuningVerdict(kind=kind, reason=reason, trials={"all sessions": comparison})
 
 
 def _faults(compared: Compared) -> str:
@@ -190,7 +194,7 @@ def adjusted(verdicts: Sequence[TuningVerdict]) -> list[TuningVerdict]:
     adjusted_verdicts = list(verdicts)
     for number, chance in zip(tested, holm([verdicts[number].chance for number in tested]), strict=True):
         adjusted_verdicts[number] = replace(adjusted_verdicts[number], chance=chance)
-        if chance > _ALPHA and adjusted_verdicts[number].kind != "no change":
+        if chance > MOST_CHANCE and adjusted_verdicts[number].kind != "no change":
             reason = f"{adjusted_verdicts[number].chosen!r} does not hold beside what was found for other profiles"
             adjusted_verdicts[number] = replace(adjusted_verdicts[number], kind="no change", reason=reason)
     return adjusted_verdicts
