@@ -19,7 +19,7 @@ from wording import HISTORY
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
 from aether_context.lab.exam import Exam, Question, hold_exam, questions
-from aether_context.lab.exam.marking import ACTS, MARKS
+from aether_context.lab.exam.marking import MARKS
 from aether_context.pack import Content, Part
 
 WINDOW = PackPolicy(max_input_tokens=4_000, offload={"mode": "off"})
@@ -58,10 +58,10 @@ def asked(talk: tuple[Content, ...] = TALK, recent_tokens: int = 100, always: st
     return {item.need: item for item in questions(talk, calls, always=always, readers=readers)}
 
 
-def test_a_question_is_about_what_a_result_alone_had_said() -> None:
+def test_a_question_is_about_what_a_result_had_said_first() -> None:
     found = asked()
-    assert {need: (item.kind, item.place, item.is_act) for need, item in found.items()} == {
-        LINE: ("line", 2, True), "KEY_77": ("argument", 2, True), "BK-204-X": ("text", 6, True)
+    assert {need: (item.kind, item.place, item.source) for need, item in found.items()} == {
+        LINE: ("line", 2, "acts"), "KEY_77": ("argument", 2, "acts"), "BK-204-X": ("text", 6, "acts")
     }  # fmt: skip
     assert {item.call for item in found.values()} == {4}
     assert found["BK-204-X"].queries == (
@@ -71,6 +71,18 @@ def test_a_question_is_about_what_a_result_alone_had_said() -> None:
     assert not asked(recent_tokens=10_000), "all was mentioned lately"
     many = tuple(content("user", ("text", f"{at} KEY_77 {'word ' * 100}", "")) for at in range(6))
     assert "KEY_77" not in asked((*TALK[:7], *many, *TALK[7:])), "one or another stands in a request"
+
+
+def test_a_question_is_about_what_a_person_had_said_first() -> None:
+    filler = (TALK[7], TALK[8])
+    told = content("user", ("text", "My locker is LK-88-T, behind the stairs.", ""))
+    answer = content("model", ("text", "It is LK-88-T. Ask for form QF-20.", ""))
+    found = asked((told, *filler, answer))
+    assert {need: (item.kind, item.place, item.source) for need, item in found.items()} == {
+        "LK-88-T": ("text", 0, "people")
+    }
+    assert found["LK-88-T"].is_answered("- locker: LK-88-T")
+    assert "QF-20" not in asked((told, answer, *filler, answer)), "the model's own words tell nobody's need"
 
 
 def test_an_answer_stands_beside_a_word_of_its_line() -> None:
@@ -196,7 +208,7 @@ def test_what_acts_gave_and_what_stands_whole() -> None:
         chat = Chat(store=new_store(), policy=PackPolicy(max_input_tokens=window), tools=[look, move], script=answers)
         chat.say("Move it.", *talk, "Undo it.")
         marks.append(hold_exam(chat.store).total)
-    assert marks[0].count(*MARKS, row=ACTS) == marks[0].count("answered", row=ACTS) == 1, "the ledger has it"
+    assert marks[0].count(*MARKS, row="acts") == marks[0].count("answered", row="acts") == 1, "the ledger has it"
     assert marks[1].count(*MARKS) == 0, "what stands whole is no question"
 
 

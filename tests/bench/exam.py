@@ -266,8 +266,8 @@ def figures(run: Mapping[str, Any], requests: Sequence[Request], searching: Sear
         mark = "answered" if question.is_answered(said) else "found" if question in searching.found else "lost"
         sums["cut"] += 1
         sums[mark] += 1
-        sums["acts"] += question.is_act
-        sums["acts kept"] += question.is_act and mark != "lost"
+        sums["acts"] += question.source == "acts"
+        sums["acts kept"] += (question.source == "acts") and mark != "lost"
     sizes = [sum(map(tokens, request.blocks)) for request in requests]
     return {
         "over": (sum(size > window for size in sizes), len(sizes)),

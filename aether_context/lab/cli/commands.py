@@ -310,8 +310,8 @@ def tune_command() -> None:
 def exam() -> None:
     """Asks whether calls could know what they used, where a cut or an extract had taken it out of their requests.
 
-    A question is about a value or a quoted line that a call used, that an earlier result alone had said, and that does
-    not stand whole in the call's request. It is answered where it stands in the request beside a word of its line;
+    A question is about a value or a quoted line that a call used, that a result or a person had said first, and that
+    does not stand whole in the call's request. It is answered where it stands in the request beside a word of its line;
     found where one search with the other words of the call gives it, as `search_artifact` would, in at most 2,000
     tokens; and else lost. No model is asked, and the same packs give the same figures.
     """

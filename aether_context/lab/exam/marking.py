@@ -15,7 +15,7 @@ from aether_context.evidence.passages import Searcher, search_answer
 from aether_context.evidence.past import PastPart, PastTurn, past_lines
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.lab.exam.intervals import Interval, paired_difference
-from aether_context.lab.exam.questions import ADDRESS, KINDS, Question, questions, said
+from aether_context.lab.exam.questions import ADDRESS, KINDS, SOURCES, Question, questions, said
 from aether_context.lab.exam.recordings import (
     RecordedCall,
     SessionFolder,
@@ -35,9 +35,9 @@ Mark: TypeAlias = Literal["answered", "found", "lost"]
 """``answered``: it stands in the request beside a word of its line; ``found``: it does not, and one search with the
 words that the model has then gives it; ``lost``: neither."""
 MARKS: tuple[Mark, ...] = get_args(Mark)
-ACTS, ALL = "acts", "all"
-"""The questions about what acts gave, which count by their kind, too; and all of them."""
-ROWS = (ALL, *KINDS, ACTS)
+ALL = "all"
+ROWS = (ALL, *KINDS, *SOURCES)
+"""All questions, those of each kind, and those of each source."""
 _RECENT = 4
 """A need that was last mentioned in the latest quarter of a window is not asked for."""
 
@@ -51,10 +51,8 @@ class SessionMarks:
     marked: list[tuple[Question, Mark]] = field(default_factory=list)
 
     def count(self, *marks: Mark, row: str = ALL) -> int:
-        """The number of questions with one of these marks: all, those of a kind, or those about acts."""
-        rows = (
-            ("all", question.kind, ACTS if question.is_act else "") for question, mark in self.marked if mark in marks
-        )
+        """The number of questions with one of these marks: all, those of a kind, or those of a source."""
+        rows = ((ALL, question.kind, question.source) for question, mark in self.marked if mark in marks)
         return sum(row in each for each in rows)
 
 

@@ -1,7 +1,8 @@
-"""The questions of an exam, made from raw texts by a reading of their own: what calls used of results that came before.
+"""The questions of an exam, made from raw texts by a reading of their own: what calls used of what came before.
 
 A question is a pair of a model call and a need: a value or a quoted line in the arguments of the call's own tool calls,
-or a value in its words, that first stood in a tool's result, that is telling, and that nobody has mentioned lately.
+or a value in its words, that first stood in a tool's result or a person's message, that is telling, and that nobody has
+mentioned lately.
 
 Nothing here, and nothing that this imports, chooses, shortens, searches or packs texts: what is examined does not
 write its own questions. The import contract in ``pyproject.toml`` holds it to that.
@@ -24,6 +25,9 @@ from aether_context.pack import Content, Part
 Kind: TypeAlias = Literal["line", "argument", "text"]
 """``line``: a line that a call's arguments quote; ``argument``: a value in them; ``text``: one in the call's words."""
 KINDS: tuple[Kind, ...] = get_args(Kind)
+Source: TypeAlias = Literal["results", "acts", "people"]
+"""Where a need first stood: in a tool's result, in a short one, such as an act gives, or in a person's message."""
+SOURCES: tuple[Source, ...] = get_args(Source)
 
 ADDRESS = re.compile(r"artifact://[\w./~%+-]*\w")
 _GAP = 200
@@ -57,7 +61,7 @@ class Question:
         words: words beside it where it first stood, of which one stands beside it where it is answered.
         place: the index of the message in which it first stood.
         stored: whether that message shows an extract of the text.
-        is_act: whether it first stood in a short result, such as an act gives.
+        source: who told it first.
         queries: the words that the model has at the call, the need itself left out: its arguments with their names, and
             its text.
     """
@@ -68,7 +72,7 @@ class Question:
     words: tuple[str, ...]
     place: int
     stored: bool
-    is_act: bool
+    source: Source
     queries: tuple[str, ...]
 
     def is_in(self, text: str) -> bool:
@@ -97,7 +101,7 @@ def _occurrences(need: str, text: str) -> Iterator[int]:
 class _Message(NamedTuple):
     place: int
     text: str
-    is_result: bool = False
+    source: Source | None = None
     is_stored: bool = False
 
 
@@ -127,7 +131,7 @@ def questions(
         for kind, need in _needs(history[length], readers)
     ]
     holders = _holders(messages, {need for _, _, need in needs})
-    needs = [key for key in needs if (first := holders.get(key[2])) is not None and messages[first].is_result]
+    needs = [key for key in needs if (first := holders.get(key[2])) is not None and messages[first].source]
     needs.sort(key=lambda key: hash_text(f"{key[1]} {key[2]} {key[0]}"))
     taken = defaultdict[int, list[str]](list)
 
@@ -139,13 +143,12 @@ def questions(
             past = [at for at, message in enumerate(messages) if message.place < length]
             holding = [at for at in past if next(_occurrences(need, messages[at].text), None) is not None]
             is_recent = not holding or ends[past[-1]] - ends[holding[-1]] <= recent_tokens
-            if is_recent or len(holding) > _MOST_MESSAGES or not messages[holding[0]].is_result:
+            if is_recent or len(holding) > _MOST_MESSAGES or not (source := messages[holding[0]]).source:
                 continue
             taken[call].append(need)
-            source = messages[holding[0]]
             yield Question(
                 kind=kind, call=call, need=need, words=_words_beside(need, source.text), place=source.place,
-                stored=source.is_stored, is_act=len(source.text) <= _SHORT_RESULT,
+                stored=source.is_stored, source=source.source,
                 queries=tuple(_queries(history[length], need, readers)),
             )  # fmt: skip
 
@@ -157,11 +160,22 @@ def _messages(history: Sequence[Content], stored: Mapping[str, str], readers: Co
     read: set[str] = set()
     for place, content in enumerate(history):
         for part in content.parts:
-            is_result = part.kind == "response" and part.name not in readers
-            names = ADDRESS.findall(part.text) if is_result else ()
+            source = _source(content, part, readers)
+            names = ADDRESS.findall(part.text) if source in ("results", "acts") else ()
             address = next((name for name in names if name in stored and name not in read), "")
             read.add(address)
-            yield _Message(place, plain_text(stored[address]) if address else said(part), is_result, bool(address))
+            if address:
+                yield _Message(place, plain_text(stored[address]), "results", True)
+            else:
+                yield _Message(place, said(part), source)
+
+
+def _source(content: Content, part: Part, readers: Collection[str]) -> Source | None:
+    """What tells a need in a part first; None for what the model and other agents say."""
+    if part.kind == "response":
+        is_short = len(said(part)) <= _SHORT_RESULT
+        return None if part.name in readers else "acts" if is_short else "results"
+    return "people" if part.kind == "text" and content.role == "user" and not content.agent else None
 
 
 def _needs(answer: Content, readers: Collection[str]) -> Iterator[tuple[Kind, str]]:
