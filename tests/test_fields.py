@@ -21,7 +21,7 @@ from scripted import Chat, Memories, call, look_up, new_store, remembered
 
 import aether_context
 from aether_context import PackPolicy, PackStore, build_pack
-from aether_context.lab.reading import SETTINGS, WHY
+from aether_context.lab.reading import WHY
 from aether_context.pack import STEP_WORDS, AcceptanceItem, Anchor, Candidate, PackInput, Reason, Step
 from aether_context.plans import PlanShape, StepShape
 from aether_context.redaction import masker
@@ -50,19 +50,6 @@ STEP = ("text", "role", "acceptance", "constraints", "notes", "open_questions", 
 """The words of a plan and of a step in a session's state."""
 OF_A_PHASE = ("acceptance", "constraints", "role")
 """The words that the steps of a phase have from it."""
-INCURABLE = (
-    "active_skill",
-    "already_in_conversation",
-    "by_hand",
-    "duplicate",
-    "expired",
-    "in_payload",
-    "instructs",
-    "no_message",
-    "not_in_scope",
-    "provider_limit",
-)
-"""The reasons that no setting changes."""
 
 
 @pytest.mark.parametrize("kind", TEXTS)
@@ -243,10 +230,6 @@ def test_a_step_has_the_words_of_its_phase(name: str) -> None:
     chat = Chat(state={"plan": {"goal": "A garden", "phases": [phase]}})
     chat.say("Go on.")
     assert "Mind the gap" in chat.sent[0].text
-
-
-def test_every_reason_has_settings_or_is_named_here() -> None:
-    assert {name for name in get_args(Reason) if name not in SETTINGS} == set(INCURABLE)
 
 
 def test_every_reason_has_words() -> None:

@@ -27,6 +27,7 @@ from aether_context.pack import (
     LEAST_WINDOW_READ,
     RECALLED,
     Anchor,
+    Calibration,
     Content,
     Layer,
     Outgoing,
@@ -124,12 +125,22 @@ def _tell_broken_mark(draft: Draft, budget: Budget, tokens: int) -> None:
 
 
 def _mark_tokens(draft: Draft, budget: int) -> int:
-    """Tokens of the whole request, by the counter, above which a cut is made: those of which a share of the budget is
-    expected. Before anything is reported in the invocation it is a share of what is counted."""
-    share, calibration = draft.policy.conversation.compact_at or 1, draft.input.usage.calibration
+    """The policy's mark, by `mark_tokens`."""
+    share = draft.policy.conversation.compact_at or 1
+    return mark_tokens(draft.input.usage.calibration, share, budget, draft.input_budget)
+
+
+def mark_tokens(calibration: Calibration | None, share: float, budget: int, input_budget: int) -> int:
+    """Counted tokens of the whole request above which a cut is made: those of which a share of the input budget is
+    expected. Before anything is reported in the invocation it is a share of what may be counted.
+
+    Args:
+        share: ``compact_at``, 0 to 1.
+        budget: the most that may be counted.
+    """
     if share == 1 or calibration is None or calibration.report_minus_count is None:
         return int(share * budget)
-    return min(budget, countable(calibration, share * draft.input_budget) + calibration.uncounted_tokens)
+    return min(budget, countable(calibration, share * input_budget) + calibration.uncounted_tokens)
 
 
 def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conversation:

@@ -17,6 +17,7 @@ from aether_context.pack import (
     NOTHING,
     Act,
     Allocation,
+    Calibration,
     Candidate,
     Content,
     ContentForm,
@@ -247,13 +248,8 @@ class Draft:
 
     @property
     def spare_tokens(self) -> int:
-        """Tokens that may be counted beyond the input budget; below 0 where a provider is expected to count more than
-        is counted here, at most by half of it."""
-        calibration, budget = self.input.usage.calibration, self.input_budget
-        if calibration is None:
-            return 0
-        room = max(countable(calibration, budget), budget // 2) + calibration.uncounted_tokens
-        return min(calibration.spare_tokens, room - budget)
+        """Those of the calibration's `spare_tokens` for the input budget."""
+        return spare_tokens(self.input.usage.calibration, self.input_budget)
 
     @property
     def countable_budget(self) -> int:
@@ -299,6 +295,15 @@ class Draft:
 
 _TOKENS: Callable[[Outgoing], int] = attrgetter("tokens")
 _ORIGIN: Callable[[Outgoing], int] = attrgetter("origin")
+
+
+def spare_tokens(calibration: Calibration | None, budget: int) -> int:
+    """Tokens that may be counted beyond an input budget; below 0 where a provider is expected to count more than is
+    counted here, at most by half of it."""
+    if calibration is None:
+        return 0
+    room = max(countable(calibration, budget), budget // 2) + calibration.uncounted_tokens
+    return min(calibration.spare_tokens, room - budget)
 
 
 def item_place(items: Sequence[Outgoing], origin: int | None) -> int | None:

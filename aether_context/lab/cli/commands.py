@@ -208,18 +208,19 @@ def diff() -> None:
     """
 
 
-@_command("inspection.show_places", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23')
+@_command("inspection.show_places", 'why "blue kayak"', 'why "blue kayak" --session s1 --call 23 --agent billing')
 @click.argument("text")
 @_stored_packs
+@click.option("--agent", help="This agent only.")
 @click.option("--call", type=click.IntRange(min=1), metavar="N", help="The call with this number only.")
 @_all_option
 @_json_option("The same as JSON.")
 def why_command() -> None:
-    """Tells why the model saw some words, or did not.
+    """Tells why each agent's model saw some words, or did not.
 
     TEXT is looked for in everything that a session's packs know: messages, tool calls and results, also those that
     were taken out of requests, memories, notes, evidence, instructions and summaries. For each place it says at which
-    calls the words were in the request, in which form, what took them out, and which setting would have kept them.
+    calls the words were in the request, in which form, what took them out, and what would keep them.
 
     Without --session the session of the newest pack is looked at, with those of the agents that ran as its tools. The
     exit code is 1 where no call knew the words.

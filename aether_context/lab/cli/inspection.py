@@ -86,6 +86,11 @@ def show_replay(
         if not as_json:
             before, after = (side.manifest.request_tokens for side in (view, other_view))
             head(f"{before:,} → {after:,} tokens")
+            _, *earlier = replayer.line(manifest)
+            cuts = [link.number for link in earlier if any(event.stage == "cut" for event in link.truncation_events)]
+            if cuts and manifest.epoch.cut_count:
+                command = store.command(f"replay {cuts[-1]} --policy {policy} --session {manifest.session}")
+                say(f"the cut before call {cuts[-1]} stays made here: `{command}` shows whether this policy makes it")
         _show_difference(difference(view, other_view), everything, as_json)
     elif as_json:
         click.echo(replayed.request.encode())
@@ -134,7 +139,7 @@ def show_places(
     url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
     try:
-        answer = why(packs.require(PackStore(url)), text, call=call, **selection)
+        answer = why(packs.require(PackStore(url)), text, call=call, cures=True, **selection)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:
@@ -145,7 +150,8 @@ def show_places(
 
 
 def _print_answer(answer: Answer, everything: bool) -> None:
-    head(answer.verdict)
+    for sentence in answer.sentences:
+        head(sentence)
     if answer.places and not answer.exact:
         say("no place holds the text as it is; these hold all of its words", "yellow")
     for spot in answer.places if everything else answer.places[:_FEW]:
@@ -171,8 +177,7 @@ def _span(span: Span) -> str:
     words = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
     form_note = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {words}")
     elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
-    settings = f" (would keep it: {span.settings})" if span.settings and not (span.holds or span.elsewhere) else ""
-    return f"{calls}: {form_note}: {span.act}{elsewhere}{settings}"
+    return f"{calls}: {form_note}: {span.act}{elsewhere}"
 
 
 # `aether-context preview`: what the next model call of a session would be sent.

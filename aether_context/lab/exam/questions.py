@@ -190,7 +190,7 @@ def _needs(answer: Content, readers: Collection[str]) -> Iterator[tuple[Kind, st
 
 def _arguments(answer: Content, readers: Collection[str]) -> list[str]:
     """The texts and numbers in the arguments of an answer's calls."""
-    return [text for part in answer.calls if part.name not in readers for text in _leaves(_parsed(part.text))]
+    return [text for part in answer.calls if part.name not in readers for text in _leaves(parsed(part.text))]
 
 
 def _values(text: str) -> Iterator[str]:
@@ -225,7 +225,7 @@ def _words_beside(need: str, source: str) -> tuple[str, ...]:
 
 def _queries(answer: Content, need: str, readers: Collection[str]) -> Iterator[str]:
     """The words of an answer without a need: its arguments with their names, and its text."""
-    calls = (_parsed(part.text) for part in answer.calls if part.name not in readers)
+    calls = (parsed(part.text) for part in answer.calls if part.name not in readers)
     names = " ".join(name for arguments in calls if isinstance(arguments, dict) for name in arguments)
     values = " ".join(_arguments(answer, readers)).replace(need, " ")[:_CHARACTERS_OF_QUERY]
     for text in (f"{values} {names}", answer.text.replace(need, " ")):
@@ -237,7 +237,7 @@ def texts(content: Content) -> Iterator[str]:
     """All texts in a content: its text parts, and the strings and numbers in calls and responses."""
     for part in content.parts:
         if part.kind in ("call", "response"):
-            yield from _leaves(_parsed(part.text))
+            yield from _leaves(parsed(part.text))
         elif part.kind == "text":
             yield part.text
 
@@ -264,7 +264,7 @@ def plain_text(text: str) -> str:
 def _lines_of(text: JSON, depth: int = 0) -> Iterator[str]:
     """The lines of a text; of a JSON object a line for its short values, and then those of the others."""
     if isinstance(text, str):
-        value = _parsed(text)
+        value = parsed(text)
         yield from [text] if value is None or depth > _MOST_DEPTH else _lines_of(value, depth + 1)
     elif depth > _MOST_DEPTH:
         return
@@ -282,7 +282,7 @@ def _lines_of(text: JSON, depth: int = 0) -> Iterator[str]:
 
 
 @lru_cache(maxsize=4_096)
-def _parsed(text: str) -> JSON:
+def parsed(text: str) -> JSON:
     """The value of a JSON text; None where it is none."""
     try:
         return json.loads(text) if text[:1] in ("{", "[", '"') else None

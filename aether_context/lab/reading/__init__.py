@@ -14,11 +14,11 @@ from aether_context.lab.reading.difference import (
 )
 from aether_context.lab.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
 from aether_context.lab.reading.sessions import call_titles, session_packs
-from aether_context.lab.reading.why import SETTINGS, Answer, Place, Span, why
+from aether_context.lab.reading.why import AgentVerdict, Answer, Place, Span, why
 
 __all__ = [
-    "SETTINGS",
     "WHY",
+    "AgentVerdict",
     "Answer",
     "CandidateChange",
     "Comparison",

@@ -154,7 +154,7 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
             gaps.append(f"{error}: texts are not shown")
         if request and manifest.texts:
             try:
-                view = replace(view, request=tuple(_pieces(replayer.replay(manifest).pack)))
+                view = replace(view, request=tuple(request_pieces(replayer.replay(manifest).pack)))
             except AetherContextError as error:
                 if not isinstance(error, ReplayIncomplete) or all(link.texts for link in replayer.line(manifest)):
                     gaps.append(f"{error}: the request is not shown")
@@ -190,7 +190,7 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
     texts |= {candidate.id: candidate.text for candidate in pack.source.candidates}
     texts |= {instruction.id: instruction.text for instruction in pack.source.instructions}
     rows, tools = {row.id: row for row in pack.rows}, tool_names(contents)
-    view = PackView(manifest=manifest, rows=rows, texts=texts, tools=tools, request=tuple(_pieces(pack)))
+    view = PackView(manifest=manifest, rows=rows, texts=texts, tools=tools, request=tuple(request_pieces(pack)))
     return _with_summary(view, pack.epoch.summary, pack.to_store.counts, [manifest])
 
 
@@ -280,8 +280,8 @@ def joined_text(content: Content) -> str:
     return " ".join(part.text for part in content.parts if part.text)
 
 
-def _pieces(pack: Pack) -> Iterator[Piece]:
-    """The request in the order of `Sent.blocks`."""
+def request_pieces(pack: Pack) -> Iterator[Piece]:
+    """The pieces of a request in the order of `Sent.blocks`."""
     contents, request = pack.sent, pack.source.request
     text, block = pack.system, contents.system
     yield Piece(part="system", text=text, wire=text, digest=block.digest, tokens=block.tokens)

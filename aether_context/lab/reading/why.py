@@ -19,9 +19,12 @@ from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
+from aether_context.lab.reading.cures import Cures
 from aether_context.lab.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
 from aether_context.lab.reading.sessions import read_back, session_packs
-from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place
+from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place, values_of
+from aether_context.packing.compaction import mark_tokens
+from aether_context.packing.draft import spare_tokens
 from aether_context.policy import PackPolicy
 from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
@@ -29,27 +32,12 @@ from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
 from aether_context.store.turns import TurnFiles
 from aether_context.text.entities import HISTORY
-from aether_context.usage.calibration import estimated
 
 _AROUND = 60
 _MOST_PLACES = 40
 _SEARCHED = "; a search of "
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CANDIDATE_KINDS = ("memory", "note", "evidence", "recalled turn")
-SETTINGS: Mapping[str, str] = {
-    "below_floor": "retrieval.floor",
-    "beyond_k": "retrieval.{layer}_k",
-    "over_allocation": "max_input_tokens, budget.shares.{layer}",
-    "high_water": "max_input_tokens, conversation.compact_at",
-    "byte_net": "usage.gate",
-    "window": "max_input_tokens",
-    "threshold": "stable_prefix.threshold",
-    "turn_budget": "sliding_turns.tokens",
-    "middle": "heads_tails.head, heads_tails.tail",
-    "strategy": "conversation.strategy",
-    "offloaded": "offload.extract_tokens, offload.tools",
-}
-"""The settings that would have kept something whole, by the reason why it was not, or by its form."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,7 +50,6 @@ class Span:
         holds: whether the words stood there; None where the request cannot be built again.
         act: what brought it into this form, as a sentence; empty where it is whole.
         elsewhere: what else held the words in the first of these requests, as ``the message c3_…`` or ``the payload``.
-        settings: those that would have kept it whole; empty where none would.
     """
 
     first: int
@@ -71,7 +58,6 @@ class Span:
     holds: bool | None
     act: str = ""
     elsewhere: tuple[str, ...] = ()
-    settings: str = ""
 
 
 @dataclass(slots=True, kw_only=True)
@@ -104,63 +90,52 @@ class Place:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class AgentVerdict:
+    """The answer for one agent whose conversation the text touches.
+
+    Attributes:
+        agent: the agent, in ``session``.
+        call: the number of the call that it is about: the one that was asked for, else the agent's last.
+        is_read: whether its model read the words at that call; None where nobody can tell.
+        sentence: the same in words, and as what it read them, else the reason why not.
+        cure: the setting that would have kept the words, with its cost, or that none would; empty where none was tried.
+    """
+
+    session: str
+    agent: str
+    call: int
+    is_read: bool | None
+    sentence: str
+    cure: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Answer:
-    """The reason why a model saw a text, or did not.
+    """The reason why models saw a text, or did not.
 
     Attributes:
         text: what was looked for: the text, as it is masked where the policy masks it.
-        session: the session that was asked about, and ``agent`` the one that made the call of the verdict.
-        call: the number of the call that `verdict` is about: the one that was asked for, else the session's last.
+        session: the session that was asked about.
+        verdicts: one for each agent whose conversation the text touches, that of the latest call first.
         calls: how many calls were looked at.
-        places: the places that hold it, in the order in which they came.
+        places: the places that hold it, those that the verdicts' calls read first.
         exact: whether they hold the text as it was asked for, else only its words.
         notes: what is masked, what could not be read, and where nothing was found.
     """
 
     text: str
     session: str
-    agent: str
-    call: int
+    verdicts: tuple[AgentVerdict, ...]
     calls: int
     places: tuple[Place, ...]
     exact: bool
     notes: tuple[str, ...] = ()
 
     @property
-    def verdict(self) -> str:
-        """Tells in a sentence whether the model read the words at the call, and as what; else the reason."""
-        if not self.places:
-            return f"No call of session {self.session} knew these words."
-        phrase = "read it" if self.exact else "read all of these words"
-        present = [spot for spot in self.places if self.is_present(spot)]
-        # What was cut and stands in the summary is read there.
-        present = [spot for spot in present if spot.kind == "summary" or not self._is_summarized(spot)] or present
-        if present:
-            return f"At call {self.call} the model {phrase}: {_and(_listed(present))}."
-        spans = [(spot, span) for spot in self.places for span in spot.spans if spot.session == self.session]
-        absent = [(spot, span) for spot, span in spans if self._covers(spot, span)]
-        if elsewhere := next((span.elsewhere for _, span in absent if span.elsewhere), ()):
-            return f"At call {self.call} the model {phrase}: in {_and(elsewhere[:3])}."
-        if any(span.holds is None for _, span in absent):
-            unknown = "is not known: the texts of its request are not recorded"
-            return f"Whether the model {phrase} at call {self.call} {unknown}."
-        spot, act = (absent[0][0], absent[0][1].act) if absent else (self.places[0], "")
-        reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
-        earlier = [span.last for _, span in spans if span.holds and span.last < self.call]
-        last = f" The last call that did is {max(earlier)}." if earlier else ""
-        address = f" All of it is at {spot.uri}." if spot.uri and spot.uri not in reason else ""
-        return f"At call {self.call} the model did not {phrase}{reason}.{last}{address}"
-
-    def is_present(self, spot: Place) -> bool:
-        """Tells whether a place held the words at the call that the verdict is about."""
-        return any(span.holds and self._covers(spot, span) for span in spot.spans)
-
-    def _is_summarized(self, spot: Place) -> bool:
-        return any(span.form == "summarized" and self._covers(spot, span) for span in spot.spans)
-
-    def _covers(self, spot: Place, span: Span) -> bool:
-        same = (spot.session, spot.agent) == (self.session, self.agent)
-        return same and span.first <= self.call <= span.last
+    def sentences(self) -> tuple[str, ...]:
+        """The verdicts as sentences, each with its cure behind it; one sentence where no call knew the words."""
+        sentences = tuple(text for each in self.verdicts for text in (each.sentence, each.cure) if text)
+        return sentences or (f"No call of session {self.session} knew these words.",)
 
     def excerpt(self, spot: Place) -> str:
         """The words in a place, and what stands around them."""
@@ -181,23 +156,30 @@ def why(
     user: str | None = None,
     session: str | None = None,
     call: int | None = None,
+    agent: str | None = None,
+    cures: bool = False,
 ) -> Answer:
-    """Explains why the model saw a text, or did not.
+    """Explains why models saw a text, or did not.
 
     Args:
         store: a store of packs, or its URL.
         text: some words, as somebody remembers them.
         session: a session; None takes that of the newest pack. Sessions of agents that ran as its tools belong to it.
         call: the number of one call of the session, to look at no other; None looks at all.
+        agent: an agent, to look at no other's calls; None looks at all.
+        cures: whether settings are tried that would have kept the words, which plays the session once for each.
 
     Raises:
         ValueError: the text holds no word.
-        PackNotFound: there is no such session, or no such call.
+        PackNotFound: there is no such session, no such call, or none of such an agent.
     """
     if not terms(text):
         raise ValueError(f"text is {text!r}: give some words to look for")
     store = PackStore(store) if isinstance(store, str) else store
-    manifests = session_packs(store, app=app, user=user, session=session)
+    all_manifests = session_packs(store, app=app, user=user, session=session)
+    manifests = [item for item in all_manifests if agent in (None, item.agent)]
+    if not manifests:
+        raise PackNotFound(f"no call of {agent!r}, but of {', '.join(dict.fromkeys(it.agent for it in all_manifests))}")
     mains = [item for item in manifests if item.caller is None] or manifests
     target = next((item for item in reversed(mains) if item.number == call), None)
     if call is not None and target is None:
@@ -211,7 +193,12 @@ def why(
             search.keep(target)
         if search.places:
             break
-    return search.answer(1 if target is not None else len(manifests), manifests, target or mains[-1])
+    return search.answer(manifests, [target] if target is not None else manifests, mains[-1].session, cures)
+
+
+def _key(manifest: Manifest) -> tuple[str, ...]:
+    """Names whose calls a manifest is of."""
+    return (*manifest.session_key, manifest.branch, manifest.agent)
 
 
 class _Search:
@@ -228,7 +215,7 @@ class _Search:
 
     def examine(self, manifest: Manifest) -> None:
         """Looks at one call."""
-        key = (*manifest.session_key, manifest.branch, manifest.agent)
+        key = _key(manifest)
         self._looked.append((key, manifest, (), False))
         try:
             policy = self.replayer.policy(manifest)
@@ -242,10 +229,8 @@ class _Search:
         view = view_of(pack, manifest) if pack is not None else None
         holding = [part for part in (view.request if view else None) or () if self._holds(part.text)]
         self._looked[-1] = key, manifest, holding, pack is not None
-        spans = (
-            self._in_pack(manifest, pack, view, holding, policy) if pack and view else self._by_hash(manifest, policy)
-        )
-        ranges = dict(spans)
+        by_hash = self._by_hash(manifest, policy)
+        ranges = dict(self._in_pack(manifest, pack, view, holding, policy) if pack and view else by_hash)
         for name, spot in self.places.items():
             if name[:-1] == key and name[-1] not in ranges:
                 ranges[name[-1]] = self._since(spot, manifest, holding, built=pack is not None)
@@ -278,7 +263,7 @@ class _Search:
 
     def keep(self, manifest: Manifest) -> None:
         """Keeps what is said of one call."""
-        key, at = (*manifest.session_key, manifest.branch, manifest.agent), manifest.number
+        key, at = _key(manifest), manifest.number
         for name, spot in self.places.items():
             spans = [span for span in spot.spans if name[:-1] == key and span.first <= at <= span.last]
             spot.spans = [replace(span, first=at, last=at) for span in spans]
@@ -346,9 +331,9 @@ class _Search:
     def _place_of(
         self, manifest: Manifest, name: str, kind: str, who: str, text: str, time: float | None = None, uri: str = ""
     ) -> Place:
-        session, agent = manifest.session, manifest.agent
-        spot = Place(id=name, kind=kind, who=who, session=session, agent=agent, time=time, text=text, uri=uri)
-        return self.places.setdefault((*manifest.session_key, manifest.branch, agent, name), spot)
+        whose = values_of(manifest, "session", "agent")
+        spot = Place(id=name, kind=kind, who=who, time=time, text=text, uri=uri, **whose)
+        return self.places.setdefault((*_key(manifest), name), spot)
 
     def _span(
         self, manifest: Manifest, row: Row, policy: PackPolicy, holding: Sequence[Piece], *, holds: bool | None
@@ -356,9 +341,7 @@ class _Search:
         span = Span(first=manifest.number, last=manifest.number, form=row.form, holds=holds)
         if row.form == "whole":
             return replace(span, act=WHY.get(row.reason or "", ""))
-        settings = SETTINGS.get(row.reason or row.form, "").format(layer=row.layer)
-        elsewhere = () if holds else _names(holding)
-        return replace(span, act=_act(manifest, row, policy), elsewhere=elsewhere, settings=settings)
+        return replace(span, act=_act(manifest, row, policy), elsewhere=() if holds else _names(holding))
 
     def _since(self, spot: Place, manifest: Manifest, holding: Sequence[Piece], *, built: bool) -> Span:
         """The form of a place that this call's rows do not have: it was cut earlier, or not chosen again."""
@@ -367,17 +350,18 @@ class _Search:
         if spot.kind in _CANDIDATE_KINDS and not manifest.chose:
             return replace(last, first=here.first, last=here.last)
         if spot.kind in _CANDIDATE_KINDS:
-            return replace(here, act="no search brought it for this call", settings="retrieval.memory_k")
+            return replace(here, act="no search brought it for this call")
         if spot.kind == "summary":
-            return replace(here, act="the summary was written anew without it", settings="conversation.summary_share")
+            return replace(here, act="the summary was written anew without it")
         if spot.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(part.form == "summary" for part in holding) if built else None
         if content_place(spot.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
             return replace(here, act="the host had not loaded it, and the store did not give it")
         if last.form in ("whole", "absent"):
-            act = _cut(manifest) if last.form == "whole" else "a call before had cut it, whose pack is not there"
-            last = replace(last, form="summarized", act=act, settings="max_input_tokens")
+            act = "a call before had cut it, whose pack is not there"
+            act = _cut(manifest, self.replayer.policy(manifest)) if last.form == "whole" else act
+            last = replace(last, form="summarized", act=act)
         act = last.act.partition(_SEARCHED)[0]
         elsewhere = () if holds else here.elsewhere
         return replace(last, first=here.first, last=here.last, holds=holds, elsewhere=elsewhere, act=act)
@@ -398,9 +382,10 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    def answer(self, calls: int, manifests: Sequence[Manifest], subject: Manifest) -> Answer:
-        notes, places = list(self._notes), list(self.places.values())
-        if not places:
+    def answer(self, manifests: Sequence[Manifest], subjects: Sequence[Manifest], session: str, cures: bool) -> Answer:
+        """The answer; ``subjects`` are the calls of which the last of each agent has a verdict."""
+        notes, calls = list(self._notes), 1 if len(subjects) == 1 else len(manifests)
+        if not self.places:
             notes.append(
                 f"none of {calls} calls knew these words: they never reached the plugin. It sees what ADK sends, what a"
                 " memory search finds, and what the session's state holds"
@@ -408,28 +393,65 @@ class _Search:
             keys = dict.fromkeys(item.session_key for item in manifests)
             aged_sessions = [key[2] for key in keys if self.replayer.store.forgotten(*key).packs]
             notes += [f"calls of session {session} were deleted for their age" for session in aged_sessions]
-        if len(places) > _MOST_PLACES:
-            notes.append(f"{len(places) - _MOST_PLACES} further places are not shown: give more of the text")
-        reads, reader_calls = read_back(self.replayer.store, manifests), set[int]()
-        for spot in places:
-            if spot.kind == "tool result" and spot.who.startswith((READ, SEARCH)):
-                reader_calls.update(span.first for span in spot.spans)
-        for spot in places:
+        if len(self.places) > _MOST_PLACES:
+            notes.append(f"{len(self.places) - _MOST_PLACES} further places are not shown: give more of the text")
+        reads = read_back(self.replayer.store, manifests)
+        readers = [it for it in self.places.values() if it.kind == "tool result" and it.who.startswith((READ, SEARCH))]
+        reader_calls = {span.first for spot in readers for span in spot.spans}
+        for spot in self.places.values():
             is_cut = any(span.form != "whole" for span in spot.spans)
             history_reads = [call for call in reads.get(HISTORY, ()) if is_cut and call in reader_calls]
             spot.read_back = reads.get(spot.uri, ()) if spot.uri else tuple(history_reads)
-        answer = Answer(
+        last_calls = {_key(manifest): manifest for manifest in subjects}
+        places = sorted(self.places.items(), key=lambda item: not _holds_at(item[1], last_calls[item[0][:-1]].number))
+        agents = sorted({name[:-1] for name in self.places}, key=lambda key: (-last_calls[key].last_event_time, key))
+        return Answer(
             text=self._text,
-            session=subject.session,
-            agent=subject.agent,
-            call=subject.number,
+            session=session,
+            verdicts=tuple(self._verdict(last_calls[key], cures) for key in agents),
             calls=calls,
-            places=tuple(places),
+            places=tuple(spot for _, spot in places[:_MOST_PLACES]),
             exact=self._exact,
             notes=tuple(notes),
         )
-        places.sort(key=answer.is_present, reverse=True)
-        return replace(answer, places=tuple(places[:_MOST_PLACES]))
+
+    def _verdict(self, manifest: Manifest, cures: bool) -> AgentVerdict:
+        """The answer for the agent that made a call, about this call, of which no later one is looked at."""
+        number, agent, session = manifest.number, manifest.agent, manifest.session
+        places = [spot for name, spot in self.places.items() if name[:-1] == _key(manifest)]
+        current = [(spot, span) for spot in places for span in spot.spans if span.first <= number <= span.last]
+        call = f"call {number}" if manifest.caller is None else f"call {number} of session {session}"
+        verb = "read it" if self._exact else "read all of these words"
+        present = [(spot, span) for spot, span in current if span.holds]
+        # What was cut and stands in the summary is read there.
+        apart = [pair for pair in present if pair[0].kind == "summary" or pair[1].form != "summarized"] or present
+        elsewhere = next((span.elsewhere[:3] for _, span in current if span.elsewhere), ())
+        names, cure = [*_listed([spot for spot, _ in apart])] or elsewhere, ""
+        is_read = True if names else None if any(span.holds is None for _, span in current) else False
+        if is_read:
+            sentence = f"At {call} {agent} {verb}: {_and(names)}."
+        elif is_read is None:
+            sentence = f"Whether {agent} {verb} at {call} is not known: the texts of its request are not recorded."
+        else:
+            spot, act = (current[0][0], current[0][1].act) if current else (places[0], "")
+            reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
+            earlier = [it.last for at in places for it in at.spans if (it.holds or it.elsewhere) and it.last < number]
+            last = f" The last call that did is {max(earlier)}." if earlier else ""
+            address = f" All of it is at {spot.uri}." if spot.uri and spot.uri not in reason else ""
+            sentence = f"At {call} {agent} did not {verb}{reason}.{last}{address}"
+            cure = self._cure(manifest, places) if cures else ""
+        return AgentVerdict(session=session, agent=agent, call=number, is_read=is_read, sentence=sentence, cure=cure)
+
+    def _cure(self, manifest: Manifest, places: Sequence[Place]) -> str:
+        tools = {spot.who.partition("(")[0] for spot in places if spot.kind == "tool result"}
+        try:
+            return Cures(self.replayer, manifest, self._text, self._holds).cheapest(sorted(tools))
+        except AetherContextError as error:
+            return f"no setting could be tried: {error}"
+
+
+def _holds_at(spot: Place, number: int) -> bool:
+    return any(span.holds and span.first <= number <= span.last for span in spot.spans)
 
 
 def _listed(places: Sequence[Place]) -> Iterator[str]:
@@ -476,7 +498,7 @@ def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
         tokens = f"{manifest.expected(row.tokens):,}"
         return f"too long to be sent whole: an extract of {tokens} tokens is sent, all of it is at {row.uri}"
     if any(event.stage == "cut" and row.id in event.item_ids for event in manifest.truncation_events):
-        return _cut(manifest)
+        return _cut(manifest, policy)
     if row.reason == "below_floor":
         scores = [item.scores.get("similarity", 0.0) for item in manifest.rows if item.layer == row.layer]
         floor = policy.retrieval.floor * max(scores, default=0.0)
@@ -484,10 +506,19 @@ def _act(manifest: Manifest, row: Row, policy: PackPolicy) -> str:
     return WHY.get(row.reason or "", "an earlier call had shortened it")
 
 
-def _cut(manifest: Manifest) -> str:
-    saved = sum(max(0, event.tokens_before - event.tokens_after) for event in manifest.truncation_events)
-    whole = estimated(manifest.calibration, manifest.counted_tokens + saved)
-    return f"cut before call {manifest.number}: the request would have had {whole:,} of {manifest.window:,} tokens"
+def _cut(manifest: Manifest, policy: PackPolicy) -> str:
+    """The cut of a call, with the numbers that decided it where these are tokens: all are by the counter."""
+    events = [event for event in manifest.truncation_events if event.stage == "cut"]
+    counted = manifest.counted_tokens + sum(max(0, event.tokens_before - event.tokens_after) for event in events)
+    input_budget, share = manifest.window - manifest.allocation["slack"].final, policy.conversation.compact_at or 1
+    spare = spare_tokens(manifest.calibration, input_budget)
+    mark, name, note = input_budget + spare, "its budget", " (the provider counts fewer)" if spare > 0 else ""
+    if share < 1 and all(event.reason == "high_water" for event in events):
+        mark = mark_tokens(manifest.calibration, share, mark, input_budget)
+        name, note = "its mark", f" (compact_at = {share:g})"
+    if counted <= mark or not events:
+        return f"cut before call {manifest.number}: {WHY[events[0].reason] if events else 'it was not sent any more'}"
+    return f"cut before call {manifest.number}: the request counted {counted:,} tokens, above {name} of {mark:,}{note}"
 
 
 def _line(text: str) -> str:

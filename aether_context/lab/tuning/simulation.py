@@ -6,21 +6,24 @@ then, on the epoch that the packs before it left.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import takewhile
 from typing import Any, TypeAlias
 
 from aether_context.errors import AetherContextError, PolicyError
+from aether_context.lab.exam.questions import parsed
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession, SessionFolder, recorded_sessions
 from aether_context.lab.tuning.retention import Used, used
-from aether_context.pack import Epoch, Pack, PackInput, Previous
+from aether_context.pack import Epoch, Pack, PackInput, Part, Previous
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy, differing, merged
 from aether_context.retrieval import Entry, query_for
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
 from aether_context.retrieval.ranking import room_for_turns
+from aether_context.store import Manifest
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
@@ -54,14 +57,18 @@ class Played:
         return 100 * sum(self.kept) / self.needed if self.needed else None
 
     def adding(self, call: RecordedCall, pack: Pack, need: Used) -> Played:
-        manifest, shared_tokens = call.manifest, pack.prefix.shared_tokens or 0
         return Played(
-            cost=self.cost + pack.tokens.counted - (1 - manifest.cached_price) * shared_tokens,
+            cost=self.cost + cost_of(call.manifest, pack),
             over=self.over + (pack.tokens.over_window > 0),
             needed=self.needed + need.count,
             kept=(*self.kept, need.kept(pack)),
-            same=self.same + (pack.checksum == manifest.checksum),
+            same=self.same + (pack.checksum == call.manifest.checksum),
         )
+
+
+def cost_of(manifest: Manifest, pack: Pack) -> float:
+    """The cost of a pack in a recorded one's place: its tokens, those of the shared prefix at the cache's price."""
+    return pack.tokens.counted - (1 - manifest.cached_price) * (pack.prefix.shared_tokens or 0)
 
 
 def play(
@@ -82,60 +89,66 @@ def play(
     """
     try:
         recorded = recorded_sessions(folder)
-        sessions = [_Session(each) for each in recorded if any(call.manifest.profile == profile for call in each.calls)]
+        of_profile = [each for each in recorded if any(call.manifest.profile == profile for call in each.calls)]
+        sessions = [(Simulation(each), used(each)) for each in of_profile]
     except AetherContextError as error:
         return [f"{type(error).__name__}: {error}"] * len(policies)
     results: list[Played | str] = []
     for policy in policies:
         played = Played()
         try:
-            for session in sessions:
-                played = session.play(played, policy, profile, policies[0], others)
+            for simulation, needs in sessions:
+                played = simulation.play(played, needs, policy, profile, policies[0], others)
             results.append(played)
         except AetherContextError as error:
             results.append(f"{type(error).__name__}: {error}")
     return results
 
 
-class _Session:
-    """A recorded session with what all policies share: what its answers used, token counts, and indexes of turns."""
+class Simulation:
+    """A recorded session with what all policies share, its token counts."""
 
     def __init__(self, recorded: RecordedSession) -> None:
-        self._recorded = recorded
-        self._needs, self._cache = used(recorded), TokenCache()
+        self._recorded, self._cache = recorded, TokenCache()
         self._of_base: list[Pack] = []
+
+    def packs(
+        self, policy_of: Callable[[RecordedCall], PackPolicy], known: Sequence[Pack] = ()
+    ) -> Iterator[_PlayedCall]:
+        """Plays the session's calls, each under a policy; the first ones have the packs that are ``known``."""
+        previous: _PlayedCall | None = None
+        for number, call in enumerate(self._recorded.calls):
+            is_known = number < len(known)
+            previous = call, known[number] if is_known else self._pack(call, policy_of(call), previous)
+            yield previous
 
     def play(
         self,
         played: Played,
+        needs: Sequence[Used],
         policy: PackPolicy,
         profile: str,
         base: PackPolicy,
         others: Sequence[PackPolicy] | None,
     ) -> Played:
-        """Adds the session's calls of a profile to a result."""
+        """Adds the session's calls of a profile to a result; ``needs`` are what the answers to all calls used."""
         own_policy, own_base = (each.for_agent(self._recorded.agent, profile) for each in (policy, base))
         varied: dict[str, PackPolicy] = {}
-        shares = policy is not base and _is_grid_step(own_policy, own_base)
-        if policy is base:
-            self._of_base.clear()
-        previous: _PlayedCall | None = None
-        for number, (call, need) in enumerate(zip(self._recorded.calls, self._needs, strict=True)):
-            counts, digest = call.manifest.profile == profile, call.policy.digest
+
+        def policy_of(call: RecordedCall) -> PackPolicy:
+            digest = call.policy.digest
+            if call.manifest.profile != profile or others is None:
+                return own_policy if call.manifest.profile == profile else call.policy
             if digest not in varied:
-                varied[digest] = own_policy
-                if others is not None:
-                    varied[digest] = _varied(call.policy, own_policy, (own_base, *others))
-            shares = shares and number < len(self._of_base) and _is_far_from_cuts(self._of_base[number])
-            pack = (
-                self._of_base[number]
-                if shares
-                else self._pack(call, varied[digest] if counts else call.policy, previous)
-            )
-            if policy is base:
-                self._of_base.append(pack)
-            played = played.adding(call, pack, need) if counts else played
-            previous = call, pack
+                varied[digest] = _varied(call.policy, own_policy, (own_base, *others))
+            return varied[digest]
+
+        shares = policy is not base and _is_grid_step(own_policy, own_base)
+        packs = list(self.packs(policy_of, list(takewhile(_is_far_from_cuts, self._of_base)) if shares else ()))
+        if policy is base:
+            self._of_base = [pack for _, pack in packs]
+        for (call, pack), need in zip(packs, needs, strict=True):
+            played = played.adding(call, pack, need) if call.manifest.profile == profile else played
         return played
 
     def _pack(self, call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> Pack:
@@ -163,12 +176,12 @@ class _Session:
         entries: list[Entry] = []
         turn_characters = all_characters = 0
         for position, (content, time) in enumerate(zip(call.history[:asked_at], call.times, strict=False)):
-            size = sum(len(part.text) for part in content.parts if part.kind != "thought")
-            all_characters += size + 1
-            words = "" if content.calls or content.responses else content.words.strip()
-            if words:
-                turn_characters += size
-                speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
+            all_characters += 1 + sum(map(_written_characters, content.parts))
+            if content.calls or content.responses:
+                continue
+            turn_characters += len(content.text.strip())
+            speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
+            if all(quote.kind == "said" for quote in content.quotes) and (words := content.words.strip()):
                 entries += turn_entries(position, words, time=time, speaker=speaker)
         room = room_for_turns(turn_characters, all_characters, source, max_tokens)
         if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
@@ -178,6 +191,13 @@ class _Session:
         candidates = recalled(entries, source, policy, digests.__getitem__, tokens=room, embedder=embedder)
         search = source.search._replace(turns=len(entries))
         return source._replace(candidates=(*source.candidates, *candidates), search=search)
+
+
+def _written_characters(part: Part) -> int:
+    """The characters of a part, written out as they are where room for turns is measured."""
+    if part.kind not in ("call", "response"):
+        return len(part.text)
+    return len(repr(values)) if (values := parsed(part.text)) else 0
 
 
 _LEAST_MARK = 0.5

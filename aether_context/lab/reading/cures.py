@@ -1,0 +1,122 @@
+"""Cures: settings under which a recorded session, played again from its first call, keeps a text for one of its
+agents. None is named that was not tried."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from typing import Any
+
+from aether_context.canonical import canonical_json, hash_text
+from aether_context.conversation.content_json import content_from_wire
+from aether_context.errors import PolicyError
+from aether_context.lab.exam.recordings import RecordedSession, folders, recorded_sessions, stored_texts
+from aether_context.lab.reading.packs import request_pieces
+from aether_context.lab.tuning.simulation import Simulation, cost_of
+from aether_context.pack import FLEXIBLE_LAYERS, Candidate, Content, values_of
+from aether_context.store import Manifest
+from aether_context.store.replay import Replayer
+from aether_context.text.entities import artifact_uris
+from aether_context.tokens.model_limits import model_window
+
+WHOLE_RESULTS = ("whole", "keep")
+"""The values of ``offload.tools`` that are tried: those under which a tool's results are sent whole."""
+_WINDOW, _OFFLOAD, _NOTES = "max_input_tokens", "offload.tools.", "knowledge.notes"
+_WINDOWS, _NARROWER = (1.25, 1.5, 2.0, 3.0, 4.0), 0.75
+"""Multiples of the window that are tried, and of each of these: a wider window has longer extracts and tools that read
+them back, which are not in the recording, so that a text has to stay with less room as well."""
+
+
+class Cures:
+    """The settings that are tried for a text which a call's request does not hold.
+
+    Args:
+        manifest: the call's.
+        holds: tells of a piece of a request whether it holds the text.
+
+    Raises:
+        AetherContextError: the session cannot be played.
+    """
+
+    def __init__(self, replayer: Replayer, manifest: Manifest, text: str, holds: Callable[[str], bool]) -> None:
+        self._manifest, self._text, self._holds = manifest, text, holds
+        (folder,) = folders([replayer.store], **values_of(manifest, "app", "user", "session"))
+        self._stored, self._policy = stored_texts(folder), replayer.policy(manifest)
+        whose, recorded = (manifest.agent, manifest.branch), recorded_sessions(folder, replayer)
+        self._sessions = sorted(recorded, key=lambda each: (each.agent, each.calls[0].manifest.branch) != whose)
+        """The agent's own calls come first: where they lose the text, the others need not be played."""
+        is_of_all = len({each.calls[-1].policy.digest for each in self._sessions}) == 1
+        self._prefix = "" if is_of_all else f"agents.{manifest.agent}."
+
+    def cheapest(self, tools: Sequence[str]) -> str:
+        """The cheapest setting that keeps the text, with what it costs, or that none does; ``tools`` are those whose
+        results hold it."""
+        recorded_cost, costs, trials = self._cost("", None) or 1.0, dict[str, float](), self._values(tools)
+        for path, values in trials.items():
+            for value in values:
+                cost = self._cost(path, value)
+                if cost and (path != _WINDOW or self._cost(path, int(_NARROWER * value))):
+                    prefix = "" if path.startswith(_OFFLOAD) else self._prefix
+                    name = f"{prefix}{path} = {json.dumps(value)}" if path != _NOTES else f"these words in {_NOTES}"
+                    costs[name] = cost
+                    break
+        if not costs:
+            return f"none of {sum(map(len, trials.values()))} settings that were tried keeps it"
+        cheapest = min(costs, key=lambda name: costs[name])
+        return f"kept with {cheapest}: {costs[cheapest] / recorded_cost - 1:+.1%} of the session's cost"
+
+    def _values(self, tools: Sequence[str]) -> Mapping[str, Sequence[Any]]:
+        """The values of each setting in the order in which they are tried, up to the first that keeps the text."""
+        window, largest, shares = self._manifest.window, model_window(self._manifest.model), self._policy.budget.shares
+        return {
+            "conversation.last_turns": (5, 8, 12, 20),
+            "conversation.compact_to": (0.6, 0.8),
+            "conversation.compact_at": (1.0,),
+            _WINDOW: sorted({min(largest, round(factor * window)) for factor in _WINDOWS} - {window}),
+            **{f"budget.shares.{name}": ({"low": getattr(shares, name).high, "high": 1},) for name in FLEXIBLE_LAYERS},
+            **{_OFFLOAD + tool: WHOLE_RESULTS for tool in tools},
+            _NOTES: (self._text,),
+        }
+
+    def _cost(self, path: str, value: Any) -> float | None:
+        """The session's cost with a setting, as it is recorded without a path; None where the setting does not keep the
+        text, or cannot be set."""
+        cost, settings = 0.0, reduce(lambda inner, name: {name: inner}, reversed(path.split(".")), value)
+        settings = {} if path in ("", _NOTES) else settings
+        for number, session in enumerate(self._sessions):
+            changes = {} if number and self._prefix and not path.startswith(_OFFLOAD) else settings
+            simulation = Simulation(self._altered(session, path, value))
+            try:
+                for call, pack in simulation.packs(lambda call: call.policy.changed(**changes)):  # noqa: B023
+                    is_subject = call.manifest.pack_id == self._manifest.pack_id
+                    if path and is_subject and not any(self._holds(item.text) for item in request_pieces(pack)):
+                        return None
+                    cost += cost_of(call.manifest, pack)
+            except PolicyError:
+                return None
+        return cost
+
+    def _altered(self, session: RecordedSession, path: str, value: Any) -> RecordedSession:
+        """The recording as it would be with a setting that changes more than the policy of its packs."""
+        calls = session.calls
+        if path == _NOTES:
+            fields: dict[str, Any] = {"source": "note", "kind": "app_note", "scores": {"similarity": 0.0}}
+            new = (Candidate(id="note", layer="memory", text=value, digest=hash_text(value), **fields),)
+            calls = tuple(replace(it, source=it.source._replace(candidates=it.source.candidates + new)) for it in calls)
+        elif path.startswith(_OFFLOAD):
+            tool, histories = path.removeprefix(_OFFLOAD), {id(call.history): call.history for call in calls}
+            whole = {key: [self._whole(content, tool) for content in history] for key, history in histories.items()}
+            calls = tuple(replace(call, history=whole[id(call.history)]) for call in calls)
+        return replace(session, calls=calls)
+
+    def _whole(self, content: Content, tool: str) -> Content:
+        """A content with the whole results of a tool; itself where it shows no extract of one."""
+        wire, uris = json.loads(content.wire), list[str]()
+        for at, part in enumerate(content.parts):
+            if (part.kind, part.name) == ("response", tool):
+                uris = [uri for uri in artifact_uris(part.text) if uri in self._stored]
+                response = wire["parts"][at]["function_response"]
+                response["response"] = {"result": self._stored[uris[0]]} if uris else response["response"]
+        return content_from_wire(canonical_json(wire)) if uris else content

@@ -1,0 +1,155 @@
+"""`why` names what an agent lost, and a setting that keeps it once it has played the session under that setting."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from plans import words
+from scripted import Chat, was_cut
+from told_teams import POLICIES, ToldTeam
+
+from aether_context import PackPolicy, PackStore, why
+from aether_context.lab.cli import main
+from aether_context.lab.reading.cures import Cures
+
+LOST = "the green crate is QX-4471"
+NOTHING_RETURNS = {"retrieval": {"recall": False, "memory_k": 0}, "conversation": {"summary_share": 0}}
+TIGHT = PackPolicy(max_input_tokens=1_500, **NOTHING_RETURNS)
+CURE = re.compile(r"kept with (?:(\S+) = )?(.*): [+-]\d+\.\d% of the session's cost")
+
+
+def talk(policy: PackPolicy = TIGHT, turns: int = 5, store: PackStore | None = None, **settings: Any) -> Chat:
+    """A conversation in which something is said that a cut takes."""
+    script = [f"Noted. {words(100, f'a{turn}w')}" for turn in range(turns)]
+    chat = Chat(policy=policy, script=script, **({"store": store} if store else {}), **settings)
+    chat.say(f"Know that {LOST}.", *(f"Turn {turn}: {words(60, f't{turn}w')}" for turn in range(1, turns)))
+    return chat
+
+
+def run(*arguments: str) -> str:
+    return CliRunner().invoke(main, list(arguments), catch_exceptions=False).output
+
+
+def changed(policy: PackPolicy, name: str, value: str) -> PackPolicy:
+    settings = json.loads(value)
+    for part in reversed(name.split(".")):
+        settings = {part: settings}
+    return policy.changed(**settings)
+
+
+def plain(text: str) -> str:
+    return " ".join(text.replace("\\\\n", " ").replace("\\n", " ").split())
+
+
+def reads(chat: Chat, text: str) -> list[bool]:
+    """Whether each request of the session held a text, by what was sent."""
+    return [text in plain(f"{one.system} {' '.join(one.wires)}") for one in chat.sent]
+
+
+def test_the_cheapest_setting_that_keeps_the_words_is_named_and_keeps_them(tmp_path: Path) -> None:
+    chat = talk(store=PackStore(str(tmp_path)))
+    assert not reads(chat, LOST)[-1]
+    sentence, cure, *_ = run("why", LOST, "--store", str(tmp_path)).splitlines()
+    assert sentence.startswith("At call 5 clerk did not read it: cut before call ")
+    name, value = CURE.fullmatch(cure).groups()  # type: ignore[union-attr]
+    assert reads(talk(changed(TIGHT, name, value)), LOST)[-1]
+
+
+def test_where_no_setting_keeps_the_words_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
+    chat = talk()
+    monkeypatch.setattr(Cures, "_values", lambda self, tools: {"retrieval.floor": (0.0,), "knowledge.notes": (LOST,)})
+    (verdict,) = why(chat.store, LOST, cures=True).verdicts
+    assert verdict.cure == "none of 2 settings that were tried keeps it"
+
+
+def test_a_replay_behind_a_cut_says_where_that_was_and_what_to_type(tmp_path: Path) -> None:
+    chat = talk(store=PackStore(str(tmp_path)))
+    cut = next(manifest.number for manifest in chat.manifests() if was_cut(manifest))
+    output = run("replay", "5", "--policy", "research", "--store", str(tmp_path))
+    assert f"the cut before call {cut} stays made here" in output
+    (command,) = re.findall(r"`aether-context (.*?)`", " ".join(output.split()))
+    assert command.startswith(f"replay {cut} --policy research --session s1")
+    assert "stays made here" not in run(*command.split())
+
+
+# The same of teams.
+
+
+@pytest.mark.slow
+def test_teams_are_played_as_they_are_recorded() -> None:
+    for seed in (1, 5):
+        store = ToldTeam(seed).play().store
+        output = run("tune", store.url, "--check", "chat", "--jobs", "1")
+        calls = len(list(store.manifests()))
+        assert seed == 5 or f"{calls} of {calls} requests are built again byte for byte" in output
+
+
+@pytest.mark.slow
+def test_every_agent_of_forty_texts_has_the_right_verdict() -> None:
+    texts = 0
+    for seed in range(6):
+        team = ToldTeam(seed)
+        chat = team.play()
+        for text in list(team.planted)[:: len(team.planted) // 7 + 1]:
+            texts += 1
+            kind, agent = team.planted[text]
+            verdicts = why(chat.store, text).verdicts
+            held = reads(chat, text)
+            readers = {one.agent for one, is_read in zip(chat.sent, held, strict=True) if is_read}
+            assert readers <= {verdict.agent for verdict in verdicts}, text
+            for verdict in verdicts:
+                assert verdict.is_read == held[verdict.call - 1], verdict
+                calls = [at for at, one in enumerate(chat.sent, 1) if one.agent == verdict.agent]
+                assert verdict.call == calls[-1]
+                earlier = [at for at in calls if held[at - 1]]
+                if not verdict.is_read and earlier:
+                    assert f"The last call that did is {earlier[-1]}." in verdict.sentence
+                if verdict.is_read and verdict.agent == agent and "summary" not in verdict.sentence:
+                    assert any(name in verdict.sentence for name in (kind, "message", "recalled turn"))
+    assert texts >= 36
+
+
+@pytest.mark.slow
+def test_twenty_cures_keep_the_words_when_the_session_is_played_again() -> None:
+    proved = 0
+    for seed in (0, 1, 2, 4, 5):
+        team, policy = ToldTeam(seed, turns=11), PackPolicy(**POLICIES[seed])
+        chat, again = team.play(), 0
+        for text in list(team.planted)[1::2]:
+            for verdict in why(chat.store, text).verdicts:
+                if verdict.is_read or again == 5:
+                    continue
+                (proof,) = why(chat.store, text, agent=verdict.agent, cures=True).verdicts
+                if (match := CURE.fullmatch(proof.cure)) is None:
+                    assert proof.cure.startswith("none of "), proof
+                    continue
+                name, value = match.groups()
+                state = {} if name else {"knowledge": {"notes": [{"text": text}]}}
+                other = ToldTeam(seed, turns=11).play(changed(policy, name, value) if name else policy, state=state)
+                assert reads(other, text)[proof.call - 1], proof
+                again += 1
+        proved += again
+    assert proved >= 20
+
+
+@pytest.mark.slow
+def test_where_none_keeps_them_none_does() -> None:
+    chat = talk(turns=60)
+    (verdict,) = why(chat.store, LOST, cures=True).verdicts
+    assert re.fullmatch(r"none of \d+ settings that were tried keeps it", verdict.cure)
+    tried = {
+        "conversation.last_turns": (5, 8, 12, 20),
+        "conversation.compact_to": (0.6, 0.8),
+        "max_input_tokens": (2_500, 3_000, 4_000, 8_000),
+        "budget.shares.conversation": ({"low": 0.625, "high": 1.0},),
+        "retrieval.floor": (0.0,),
+    }
+    settings = [(name, value) for name, values in tried.items() for value in values]
+    assert len(settings) == 12
+    for name, value in settings:
+        assert not reads(talk(changed(TIGHT, name, json.dumps(value)), turns=60), LOST)[-1], (name, value)
