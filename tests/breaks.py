@@ -362,9 +362,9 @@ BREAKS = (
     Break(
         "why-overlooks-a-spans-last-call",
         "lab/reading/why.py",
-        "Answer._covers",
-        "span.first <= self.call <= span.last",
-        "span.first <= self.call < span.last",
+        "_Search._verdict",
+        "span.first <= number <= span.last",
+        "span.first <= number < span.last",
     ),
     Break(
         "exam-counts-a-stored-result-as-whole",
