@@ -63,7 +63,7 @@ def test_the_cheapest_setting_that_keeps_the_words_is_named_and_keeps_them(tmp_p
 def test_where_no_setting_keeps_the_words_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = talk()
     monkeypatch.setattr(Cures, "_values", lambda self, tools: {"retrieval.floor": (0.0,), "knowledge.notes": (LOST,)})
-    (verdict,) = why(chat.store, LOST, cures=True).verdicts
+    (verdict,) = why(chat.store, LOST, most_packs=10_000).verdicts
     assert verdict.cure == "none of 2 settings that were tried keeps it"
 
 
@@ -124,7 +124,7 @@ def test_twenty_cures_keep_the_words_when_the_session_is_played_again() -> None:
             for verdict in why(chat.store, text).verdicts:
                 if verdict.is_read or again == 5:
                     continue
-                (proof,) = why(chat.store, text, agent=verdict.agent, cures=True).verdicts
+                (proof,) = why(chat.store, text, agent=verdict.agent, most_packs=10_000).verdicts
                 if (match := CURE.fullmatch(proof.cure)) is None:
                     assert proof.cure.startswith("none of "), proof
                     continue
@@ -140,7 +140,7 @@ def test_twenty_cures_keep_the_words_when_the_session_is_played_again() -> None:
 @pytest.mark.slow
 def test_where_none_keeps_them_none_does() -> None:
     chat = talk(turns=60)
-    (verdict,) = why(chat.store, LOST, cures=True).verdicts
+    (verdict,) = why(chat.store, LOST, most_packs=10_000).verdicts
     assert re.fullmatch(r"none of \d+ settings that were tried keeps it", verdict.cure)
     tried = {
         "conversation.last_turns": (5, 8, 12, 20),

@@ -220,7 +220,8 @@ def why_command() -> None:
 
     TEXT is looked for in everything that a session's packs know: messages, tool calls and results, also those that
     were taken out of requests, memories, notes, evidence, instructions and summaries. For each place it says at which
-    calls the words were in the request, in which form, what took them out, and what would keep them.
+    calls the words were in the request, in which form, and what took them out. For an agent that lost them it plays the
+    session again under settings that may keep them, in at most 500 packs, or in as many as it takes with --all.
 
     Without --session the session of the newest pack is looked at, with those of the agents that ran as its tools. The
     exit code is 1 where no call knew the words.

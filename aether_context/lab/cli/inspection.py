@@ -4,6 +4,7 @@ compared, what became of some words, and a pack that was not sent yet."""
 from __future__ import annotations
 
 import os
+import sys
 from dataclasses import asdict, replace
 from typing import Any
 
@@ -132,14 +133,15 @@ def _show_difference(result: Difference, everything: bool, as_json: bool) -> Non
 
 # `aether-context why`: what became of some words, call by call.
 
-_FEW = 6
+_FEW, _MOST_PACKS = 6, 500
 
 
 def show_places(
     url: str, text: str, *, call: int | None, everything: bool, as_json: bool, **selection: str | None
 ) -> int:
     try:
-        answer = why(packs.require(PackStore(url)), text, call=call, cures=True, **selection)
+        most_packs = sys.maxsize if everything else _MOST_PACKS
+        answer = why(packs.require(PackStore(url)), text, call=call, most_packs=most_packs, **selection)
     except ValueError as error:
         raise click.UsageError(str(error)) from error
     if as_json:

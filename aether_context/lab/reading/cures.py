@@ -35,13 +35,16 @@ class Cures:
     Args:
         manifest: the call's.
         holds: tells of a piece of a request whether it holds the text.
+        most_packs: most packs that are built; a setting of which the session takes more than are left is not tried.
 
     Raises:
         AetherContextError: the session cannot be played.
     """
 
-    def __init__(self, replayer: Replayer, manifest: Manifest, text: str, holds: Callable[[str], bool]) -> None:
-        self._manifest, self._text, self._holds = manifest, text, holds
+    def __init__(
+        self, replayer: Replayer, manifest: Manifest, text: str, holds: Callable[[str], bool], most_packs: int
+    ) -> None:
+        self._manifest, self._text, self._holds, self._packs_left = manifest, text, holds, most_packs
         (folder,) = folders([replayer.store], **values_of(manifest, "app", "user", "session"))
         self._stored, self._policy = stored_texts(folder), replayer.policy(manifest)
         whose, recorded = (manifest.agent, manifest.branch), recorded_sessions(folder, replayer)
@@ -53,45 +56,51 @@ class Cures:
     def cheapest(self, tools: Sequence[str]) -> str:
         """The cheapest setting that keeps the text, with what it costs, or that none does; ``tools`` are those whose
         results hold it."""
-        recorded_cost, costs, trials = self._cost("", None) or 1.0, dict[str, float](), self._values(tools)
+        calls = [call.manifest for session in self._sessions for call in session.calls]
+        costs, trials, untried = dict[str, float](), self._values(tools), 0
         for path, values in trials.items():
-            for value in values:
+            for number, value in enumerate(values):
+                if self._packs_left < len(calls):
+                    untried += len(values) - number
+                    break
                 cost = self._cost(path, value)
                 if cost and (path != _WINDOW or self._cost(path, int(_NARROWER * value))):
                     prefix = "" if path.startswith(_OFFLOAD) else self._prefix
                     name = f"{prefix}{path} = {json.dumps(value)}" if path != _NOTES else f"these words in {_NOTES}"
                     costs[name] = cost
                     break
+        rest = f"; {untried} more were not tried, for which the command has --all" if untried else ""
         if not costs:
-            return f"none of {sum(map(len, trials.values()))} settings that were tried keeps it"
+            return f"none of {sum(map(len, trials.values())) - untried} settings that were tried keeps it{rest}"
         cheapest = min(costs, key=lambda name: costs[name])
-        return f"kept with {cheapest}: {costs[cheapest] / recorded_cost - 1:+.1%} of the session's cost"
+        more = costs[cheapest] / (sum(map(cost_of, calls)) or 1.0) - 1
+        return f"kept with {cheapest}: {more:+.1%} of the session's cost{rest}"
 
     def _values(self, tools: Sequence[str]) -> Mapping[str, Sequence[Any]]:
         """The values of each setting in the order in which they are tried, up to the first that keeps the text."""
         window, largest, shares = self._manifest.window, model_window(self._manifest.model), self._policy.budget.shares
         return {
+            _NOTES: (self._text,),
             "conversation.last_turns": (5, 8, 12, 20),
             "conversation.compact_to": (0.6, 0.8),
             "conversation.compact_at": (1.0,),
             _WINDOW: sorted({min(largest, round(factor * window)) for factor in _WINDOWS} - {window}),
             **{f"budget.shares.{name}": ({"low": getattr(shares, name).high, "high": 1},) for name in FLEXIBLE_LAYERS},
             **{_OFFLOAD + tool: WHOLE_RESULTS for tool in tools},
-            _NOTES: (self._text,),
         }
 
     def _cost(self, path: str, value: Any) -> float | None:
-        """The session's cost with a setting, as it is recorded without a path; None where the setting does not keep the
-        text, or cannot be set."""
+        """The session's cost with a setting; None where it does not keep the text, or cannot be set."""
         cost, settings = 0.0, reduce(lambda inner, name: {name: inner}, reversed(path.split(".")), value)
-        settings = {} if path in ("", _NOTES) else settings
+        settings = {} if path == _NOTES else settings
         for number, session in enumerate(self._sessions):
             changes = {} if number and self._prefix and not path.startswith(_OFFLOAD) else settings
             simulation = Simulation(self._altered(session, path, value))
             try:
                 for call, pack in simulation.packs(lambda call: call.policy.changed(**changes)):  # noqa: B023
                     is_subject = call.manifest.pack_id == self._manifest.pack_id
-                    if path and is_subject and not any(self._holds(item.text) for item in request_pieces(pack)):
+                    self._packs_left -= 1
+                    if is_subject and not any(self._holds(item.text) for item in request_pieces(pack)):
                         return None
                     cost += cost_of(call.manifest, pack)
             except PolicyError:

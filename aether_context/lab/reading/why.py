@@ -157,7 +157,7 @@ def why(
     session: str | None = None,
     call: int | None = None,
     agent: str | None = None,
-    cures: bool = False,
+    most_packs: int = 0,
 ) -> Answer:
     """Explains why models saw a text, or did not.
 
@@ -167,7 +167,8 @@ def why(
         session: a session; None takes that of the newest pack. Sessions of agents that ran as its tools belong to it.
         call: the number of one call of the session, to look at no other; None looks at all.
         agent: an agent, to look at no other's calls; None looks at all.
-        cures: whether settings are tried that would have kept the words, which plays the session once for each.
+        most_packs: most packs that are built, in some 20 ms each, to try settings that would have kept the words; 0
+            tries none.
 
     Raises:
         ValueError: the text holds no word.
@@ -193,7 +194,7 @@ def why(
             search.keep(target)
         if search.places:
             break
-    return search.answer(manifests, [target] if target is not None else manifests, mains[-1].session, cures)
+    return search.answer(manifests, [target] if target is not None else manifests, mains[-1].session, most_packs)
 
 
 def _key(manifest: Manifest) -> tuple[str, ...]:
@@ -382,7 +383,9 @@ class _Search:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
 
-    def answer(self, manifests: Sequence[Manifest], subjects: Sequence[Manifest], session: str, cures: bool) -> Answer:
+    def answer(
+        self, manifests: Sequence[Manifest], subjects: Sequence[Manifest], session: str, most_packs: int
+    ) -> Answer:
         """The answer; ``subjects`` are the calls of which the last of each agent has a verdict."""
         notes, calls = list(self._notes), 1 if len(subjects) == 1 else len(manifests)
         if not self.places:
@@ -408,14 +411,14 @@ class _Search:
         return Answer(
             text=self._text,
             session=session,
-            verdicts=tuple(self._verdict(last_calls[key], cures) for key in agents),
+            verdicts=tuple(self._verdict(last_calls[key], most_packs) for key in agents),
             calls=calls,
             places=tuple(spot for _, spot in places[:_MOST_PLACES]),
             exact=self._exact,
             notes=tuple(notes),
         )
 
-    def _verdict(self, manifest: Manifest, cures: bool) -> AgentVerdict:
+    def _verdict(self, manifest: Manifest, most_packs: int) -> AgentVerdict:
         """The answer for the agent that made a call, about this call, of which no later one is looked at."""
         number, agent, session = manifest.number, manifest.agent, manifest.session
         places = [spot for name, spot in self.places.items() if name[:-1] == _key(manifest)]
@@ -439,13 +442,13 @@ class _Search:
             last = f" The last call that did is {max(earlier)}." if earlier else ""
             address = f" All of it is at {spot.uri}." if spot.uri and spot.uri not in reason else ""
             sentence = f"At {call} {agent} did not {verb}{reason}.{last}{address}"
-            cure = self._cure(manifest, places) if cures else ""
+            cure = self._cure(manifest, places, most_packs) if most_packs else ""
         return AgentVerdict(session=session, agent=agent, call=number, is_read=is_read, sentence=sentence, cure=cure)
 
-    def _cure(self, manifest: Manifest, places: Sequence[Place]) -> str:
+    def _cure(self, manifest: Manifest, places: Sequence[Place], most_packs: int) -> str:
         tools = {spot.who.partition("(")[0] for spot in places if spot.kind == "tool result"}
         try:
-            return Cures(self.replayer, manifest, self._text, self._holds).cheapest(sorted(tools))
+            return Cures(self.replayer, manifest, self._text, self._holds, most_packs).cheapest(sorted(tools))
         except AetherContextError as error:
             return f"no setting could be tried: {error}"
 

@@ -66,9 +66,10 @@ class Played:
         )
 
 
-def cost_of(manifest: Manifest, pack: Pack) -> float:
-    """The cost of a pack in a recorded one's place: its tokens, those of the shared prefix at the cache's price."""
-    return pack.tokens.counted - (1 - manifest.cached_price) * (pack.prefix.shared_tokens or 0)
+def cost_of(manifest: Manifest, pack: Pack | None = None) -> float:
+    """The tokens of a recorded pack, or of one in its place, those of the shared prefix at the cache's price."""
+    tokens = manifest.counted_tokens if pack is None else pack.tokens.counted
+    return tokens - (1 - manifest.cached_price) * ((pack or manifest).prefix.shared_tokens or 0)
 
 
 def play(
