@@ -15,6 +15,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.genai import types
 from pydantic import BaseModel
 from scripted import Chat, Scripted, Sent, big_file, call, faults, look_up, send_mail
+from wording import HISTORY
 
 from aether_context import PackPolicy
 from aether_context.lab.reading import PackView, difference, read_view, why
@@ -43,9 +44,9 @@ ADDRESS = re.compile(r"artifact://\w[\w./-]*\w")
 
 
 def addresses(sent: Sent) -> set[str]:
-    """Every address that the model got, whatever it stands in."""
+    """Every address that the model got, whatever it stands in, but for that of the session's past, which is no artifact."""
     wire = json.dumps([content.model_dump(mode="json", exclude_none=True) for content in sent.contents])
-    return set(ADDRESS.findall(f"{wire} {sent.system}"))
+    return set(ADDRESS.findall(f"{wire} {sent.system}")) - {HISTORY}
 
 
 def test_a_manifest_names_every_address_in_its_request_that_the_session_knows() -> None:
