@@ -44,7 +44,7 @@ ADDRESS = re.compile(r"artifact://\w[\w./-]*\w")
 
 
 def addresses(sent: Sent) -> set[str]:
-    """Every address that the model got, whatever it stands in, but for that of the session's past, which is no artifact."""
+    """Every address of an artifact that the model got, whatever it stands in."""
     wire = json.dumps([content.model_dump(mode="json", exclude_none=True) for content in sent.contents])
     return set(ADDRESS.findall(f"{wire} {sent.system}")) - {HISTORY}
 
