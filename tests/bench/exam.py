@@ -5,7 +5,7 @@
 
 The folder holds ``runs.jsonl`` and ``runs-swe.jsonl`` (see tool_runs.py). Asked are the exam's questions about the raw
 runs, in sessions whose whole history passes the window, of every way the same ones: could a call know the value or the
-line that it used, which an earlier result alone had said, and which nobody has mentioned within a quarter of a window?
+line that it used, that a result or a person said first, and that nobody has mentioned within a quarter of a window?
 
 over       requests of more tokens than the window, in percent: not all that they hold could have been sent
 cut        questions about a result that does not stand whole in the request, in percent; the next four are of these
