@@ -24,7 +24,8 @@ def show_exam(url: str, *, as_json: bool, **selection: str | None) -> int:
     else:
         columns = ("", ">asked", *(f">{mark}, %" for mark in MARKS))
         print_table(columns, [(row, *map(_cell, of_row.values())) for row, of_row in rows.items() if of_row["asked"]])
-        say(f"{exam.total.requests:,} requests of {len(exam.sessions):,} sessions; brackets hold 95% over sessions")
+        count, brackets = len(exam.sessions), "; brackets hold 95% over sessions"
+        say(f"{exam.total.requests:,} requests of {count:,} session{'s'[: count != 1]}{brackets * (count > 1)}")
         for name, problem in exam.unusable.items():
             say_error(f"left out: {name}: {problem}", "red")
         say(_judgement(exam))

@@ -66,7 +66,11 @@ class Cures:
                 cost = self._cost(path, value)
                 if cost and (path != _WINDOW or self._cost(path, int(_NARROWER * value))):
                     prefix = "" if path.startswith(_OFFLOAD) else self._prefix
-                    name = f"{prefix}{path} = {json.dumps(value)}" if path != _NOTES else f"these words in {_NOTES}"
+                    name = (
+                        f"{prefix}{path} = {json.dumps(value)}"
+                        if path != _NOTES
+                        else f"these words in {_NOTES}, without expires"
+                    )
                     costs[name] = cost
                     break
         rest = f"; {untried} more were not tried, for which the command has --all" if untried else ""

@@ -428,7 +428,7 @@ class _Search:
         present = [(spot, span) for spot, span in current if span.holds]
         # What was cut and stands in the summary is read there.
         apart = [pair for pair in present if pair[0].kind == "summary" or pair[1].form != "summarized"] or present
-        elsewhere = next((span.elsewhere[:3] for _, span in current if span.elsewhere), ())
+        elsewhere = [f"in {name}" for name in next((span.elsewhere[:3] for _, span in current if span.elsewhere), ())]
         names, cure = [*_listed([spot for spot, _ in apart])] or elsewhere, ""
         is_read = True if names else None if any(span.holds is None for _, span in current) else False
         if is_read:
@@ -480,7 +480,12 @@ def _and(items: Iterable[str]) -> str:
 
 def _names(pieces: Iterable[Piece]) -> tuple[str, ...]:
     """The names of pieces of a request: messages by the ids of their rows, or words for what the plugin wrote."""
-    return tuple(f"the message {part.rows[0]}" if part.rows else f"the {part.form or part.part}" for part in pieces)
+    return tuple(
+        f"{'the payload in ' * (part.form == 'payload')}the message {part.rows[0]}"
+        if part.rows
+        else f"the {part.form or part.part}"
+        for part in pieces
+    )
 
 
 def _kind(row: Row | None, content: Content | None) -> str:
