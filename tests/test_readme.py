@@ -129,7 +129,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
     assert len(printed) == 6
     verdict, cure, place, *_ = printed["aether-context why printer --store artifacts/sample"].splitlines()
     assert verdict == "At call 1 writer did not read it: it had expired."
-    assert cure.startswith("kept with these words in knowledge.notes: +")
+    assert cure.startswith("kept with these words in knowledge.notes, without expires: +")
     assert place.startswith("note, for writer in session one")
     (other,) = (output for line, output in printed.items() if "--policy" in line)
     assert re.search(r"entered +conversation +c0_a546a499", other), "under that policy the oldest message is not cut"
