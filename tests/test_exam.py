@@ -224,6 +224,18 @@ def test_an_extract_is_asked_about_and_its_stored_text_searched() -> None:
     assert (want[-1], True, "found") in [(question.need, question.stored, mark) for question, mark in marked]
 
 
+def test_a_result_with_any_keys_is_examined() -> None:
+    def build() -> dict[str, Any]:
+        return {"artifacts": ["a.whl"], "artifact_map": {"id": "BLD-90-X"}, "log": "word " * 300}
+
+    script = [call("build"), "Built.", *["Fine."] * 4, call("move", box="BLD-90-X", why="ship it"), "ok"]
+    chat = Chat(store=new_store(), policy=WINDOW, tools=[build, move], script=script)
+    chat.say("Build. " + "word " * 200, *[f"And? {'word ' * 900}"] * 4, f"Ship it. {'word ' * 900}")
+    exam = hold_exam(chat.store)
+    assert not exam.unusable
+    assert [question.need for question, _ in exam.total.marked] == ["BLD-90-X"]
+
+
 @pytest.mark.parametrize("rewrite", ["rewind", "compaction"])
 def test_a_rewritten_history_is_examined(rewrite: str) -> None:
     compacted: list[bool] = []

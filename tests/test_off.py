@@ -57,6 +57,12 @@ def test_its_requests_are_untouched_without_a_record_and_others_go_on():
     chat.replays()
 
 
+def test_a_window_says_nothing_of_it(caplog: pytest.LogCaptureFixture):
+    chat = Chat(policy=PackPolicy(enabled=False, max_input_tokens=1_000))
+    chat.say(LONG * 20)
+    assert "too small" not in caplog.text
+
+
 def test_its_usage_counts_and_its_limits_hold():
     limits = {"agents": {"travel": {"total_tokens": 1_000}}, "on_budget": "stop"}
     chat = team(moved("travel"), travel=("one", "two"), limits=limits)

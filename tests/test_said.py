@@ -11,8 +11,9 @@ from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_toolset import BaseToolset
 from google.adk.tools.function_tool import FunctionTool
+from google.adk.tools.google_search_tool import google_search
 from google.adk.workflow import START, Workflow
-from scripted import Chat, Scripted, call, look_up, send_mail
+from scripted import Chat, Scripted, big_file, call, look_up, send_mail
 
 from aether_context import PackPolicy, PackStore
 from aether_context.errors import PolicyError, StoreError
@@ -98,8 +99,14 @@ def test_names_that_no_agent_has_are_told_once_at_the_first_call(caplog: pytest.
 
 
 class Tools(BaseToolset):
+    """Its tools change with each call where ``by_turns`` says so."""
+
+    def __init__(self, *by_turns: Any) -> None:
+        super().__init__()
+        self.by_turns = [*by_turns]
+
     async def get_tools(self, readonly_context: Any = None) -> list[Any]:
-        return [FunctionTool(look_up)]
+        return [FunctionTool(self.by_turns.pop(0) if self.by_turns else look_up)]
 
     async def close(self) -> None:
         return None
@@ -114,6 +121,15 @@ def test_a_tool_is_missed_when_all_toolsets_have_told_theirs(caplog: pytest.LogC
     assert lacking(caplog) == []
     chat.say("two")
     assert lacking(caplog) == ["the policy names the tool 'lock_up', which app 'shop' lacks: did you mean 'look_up'?"]
+
+
+def test_no_name_is_missed_that_a_call_does_not_show(caplog: pytest.LogCaptureFixture):
+    own = ("google_search", "send_mail", "find_tools", "read_artifact", "delete_all")
+    policy = PackPolicy(tools={"always": own}, offload={"tools": {"big_file": "keep"}})
+    tools = [google_search, Tools(send_mail, look_up, big_file)]
+    agent = LlmAgent(name="clerk", model=Scripted(script=["ok"] * 4, sent=[]), tools=tools)
+    Chat(agent=agent, policy=policy).say("one", "two", "three", "four")
+    assert lacking(caplog) == [], "a toolset may give any other at the next call"
 
 
 def test_a_workflow_in_which_no_agent_sees_the_others_misses_none(caplog: pytest.LogCaptureFixture):

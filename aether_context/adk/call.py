@@ -170,35 +170,53 @@ def call_of(context: CallbackContext, request: LlmRequest, policy: PackPolicy, k
 
 
 class NamedInPolicy:
-    """The agents and tools that policies name, compared with those that apps turn out to have."""
+    """The agents and tools that policies name, compared with those that apps turn out to have.
 
-    def __init__(self, policies: Sequence[PackPolicy]) -> None:
+    Args:
+        own_tools: names of tools that the plugin adds.
+    """
+
+    def __init__(self, policies: Sequence[PackPolicy], own_tools: Iterable[str]) -> None:
         agents = {name for policy in policies for name in (*policy.agents, *policy.planners, *policy.limits.agents)}
-        self._agents = agents - {"*"}
-        self._tools = {name for policy in policies for name in (*policy.tools.always, *policy.offload.tools)}
-        self.are_given = bool(self._agents or self._tools)
-        self._tools_seen: dict[str, dict[str, set[str]]] = defaultdict(dict)
+        tools = {name for policy in policies for name in (*policy.tools.always, *policy.offload.tools)}
+        self._names = {"agent": agents - {"*"}, "tool": tools.difference(own_tools)}
+        self._tools_seen: dict[str, dict[str, set[str]]] = defaultdict(lambda: defaultdict(set))
         """The tools in requests, by app and agent: only these tell what a toolset has."""
 
+    @property
+    def are_given(self) -> bool:
+        """Whether there are names of which nothing was told yet."""
+        return any(self._names.values())
+
     def unknown(self, call: ModelCall) -> list[str]:
-        """Tells each name that the call's app lacks, as far as its calls so far show what it has."""
+        """Tells each name that the call's app lacks, as far as its calls so far show what it has; each name once.
+
+        Where toolsets give tools, which may be others at each call, only names that are like one of the app's are told.
+        """
         agent: Any = call.invocation.agent
         app, root, seen = call.key[0], agent.root_agent, self._tools_seen[call.key[0]]
-        seen[agent.name] = {*call.request.tools_dict}
+        seen[agent.name].update(call.request.tools_dict)
         # From a node of a workflow, and from an agent that runs as a tool, the whole app is not to be seen.
         if call.caller is not None or not (call.invocation.node_path or "").startswith(f"{root.name}@"):
             return []
-        listed, waiting = dict[str, Sequence[Any]](), [root]
+        listed, waiting = dict[str, set[str]](), [root]
         for agent in waiting:
-            listed[agent.name] = getattr(agent, "tools", ())
-            called = (tool.agent for tool in listed[agent.name] if isinstance(tool, AgentTool))
+            tools = getattr(agent, "tools", ())
+            listed[agent.name] = {
+                tool.name if isinstance(tool, BaseTool) else getattr(tool, "__name__", "") for tool in tools
+            }
+            called = (tool.agent for tool in tools if isinstance(tool, AgentTool))
             waiting += [other for other in (*agent.sub_agents, *called) if other.name not in listed]
-        unseen = (tool for name in listed.keys() - seen.keys() for tool in listed[name])
-        tools = {tool.name if isinstance(tool, BaseTool) else getattr(tool, "__name__", "") for tool in unseen}
-        tools = tools.union(*seen.values())
-        missing = [(f"agent {name!r}", near_names(name, listed)) for name in self._agents - listed.keys()]
-        missing += [(f"tool {name!r}", near_names(name, tools)) for name in self._tools - tools if "" not in tools]
-        return [f"the policy names the {name}, which app {app!r} lacks: {hint}" for name, hint in sorted(missing)]
+        toolsets = {name for name, tools in listed.items() if "" in tools}
+        known = {"agent": {*listed}, "tool": set[str]().union(*listed.values(), *seen.values()) - {""}}
+        told = list[str]()
+        for kind in ("agent", "tool") if toolsets <= seen.keys() else ("agent",):
+            for name in sorted(self._names[kind] - known[kind]):
+                hint = near_names(name, sorted(known[kind]))
+                if not toolsets or hint.startswith("did you mean"):
+                    self._names[kind].discard(name)
+                    told.append(f"the policy names the {kind} {name!r}, which app {app!r} lacks: {hint}")
+        return told
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,6 +65,7 @@ _HEAD_CHARACTERS = 1.0
 _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note"]
 _OWN_TOOLS += ["correct_memory", "cut_now"]
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
+ALL_OWN_TOOLS = frozenset({READ, SEARCH, *OWN_TOOLS, *_OWN_TOOLS})
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
 _MOST_COUNTED = 50_000
@@ -124,7 +125,7 @@ class Offloader:
         settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
-        stays = {READ, SEARCH, *(OWN_TOOLS.union(_OWN_TOOLS) - tools.keys()), *essential_names(call.request)}
+        stays = {READ, SEARCH, *(ALL_OWN_TOOLS - tools.keys()), *essential_names(call.request)}
         stays |= instructing_tools(call.request, call.policy).keys()
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = _needs_proof(call)

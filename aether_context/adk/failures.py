@@ -91,7 +91,7 @@ class Failures:
         for problem in pack.verdict.problems:
             if problem.startswith(("strategy ", "offload.tools: ")):
                 self.report(problem)
-        if pack.tokens.over_window:
+        if pack.tokens.over_window and not source.host.passthrough_reason:
             self.warn_once(
                 f"the window of {source.window:,} tokens is too small for agent {identity.agent!r}: instruction,"
                 " declarations and current message are never cut; raise max_input_tokens, or give it less of them"

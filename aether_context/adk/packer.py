@@ -341,7 +341,7 @@ class RequestPacker:
                 stores = call.policy.record != "off"
                 self._parts.calibrations.save(source, counter, call.context.state, store=stores)
         name, position, events = pack_id(source.identity, source.step), Position(), call.context.session.events
-        if call.policy.record != "off" and call.passthrough_reason != OFF:
+        if call.policy.record != "off" and call.policy.enabled:
             position = self._parts.recorder.pack(pack, call.policy, counter, events)
         state.last = PreviousCall(
             name, pack, call.policy, call.planned, counter, position, cutoff, prepared.summary_cost, prepared.length

@@ -18,7 +18,7 @@ from aether_context.adk.acceptance import AcceptanceCheck, Reviewer
 from aether_context.adk.artifact_tools import Readers
 from aether_context.adk.bounds import Waits
 from aether_context.adk.call import NamedInPolicy, agent_key_of
-from aether_context.adk.evidence import Offloader
+from aether_context.adk.evidence import ALL_OWN_TOOLS, Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
@@ -82,7 +82,7 @@ class PackerParts:
         policies = [policy.for_agent(agent) for agent in ("", *policy.agents)]
         for of_agent in policies:
             strategies_of(of_agent.conversation)
-        self.names = NamedInPolicy(policies)
+        self.names = NamedInPolicy(policies, ALL_OWN_TOOLS)
         self.mirror = Mirror(failures.warn_once)
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)

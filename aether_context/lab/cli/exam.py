@@ -40,7 +40,7 @@ def _judgement(exam: Exam) -> str:
     """A sentence that says what the figures come to."""
     if not (asked := exam.total.count(*MARKS)):
         return "Nothing to ask: what calls used of results and people's words was new, or stood whole."
-    answered, found, lost = (exam.share(mark).mean for mark in MARKS)
+    answered, found, lost = (100 * exam.total.count(mark) / asked for mark in MARKS)
     verdict = "little is lost" if lost <= _LITTLE else "a part is lost" if lost <= _MUCH else "much is lost"
     advice = "" if lost <= _LITTLE else "; a wider window or `aether-context tune` may keep more"
     return (

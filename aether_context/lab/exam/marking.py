@@ -187,8 +187,9 @@ class _Examiner:
 
     def _written(self, response: JSON) -> str:
         """The whole text of a response behind its address, also of one of which the message shows an extract."""
-        shown = (value for key, value in response.items() if key.startswith(ARTIFACT_KEY) and value in self._stored)
-        text = self._stored.get(address := next(shown, "")) or stored_bytes(response).decode(errors="replace")
+        values = (value for key, value in response.items() if key.startswith(ARTIFACT_KEY) and isinstance(value, str))
+        named = (address for value in values for address in ADDRESS.findall(value)[:1] if address in self._stored)
+        text = self._stored.get(address := next(named, "")) or stored_bytes(response).decode(errors="replace")
         address = address or self._addresses.get(text, "")
         return f"{address}: {text}" if address else text
 

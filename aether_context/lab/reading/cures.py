@@ -11,7 +11,7 @@ from typing import Any
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire
-from aether_context.errors import PolicyError
+from aether_context.errors import ContextOptimizationError, PolicyError
 from aether_context.lab.exam.recordings import RecordedSession, folders, recorded_sessions, stored_texts
 from aether_context.lab.reading.packs import request_pieces
 from aether_context.lab.tuning.simulation import Simulation, cost_of
@@ -44,7 +44,8 @@ class Cures:
     def __init__(
         self, replayer: Replayer, manifest: Manifest, text: str, holds: Callable[[str], bool], most_packs: int
     ) -> None:
-        self._manifest, self._text, self._holds, self._packs_left = manifest, text, holds, most_packs
+        self._manifest, self._text, self._holds = manifest, text, holds
+        self._most_packs = self._packs_left = most_packs
         (folder,) = folders([replayer.store], **values_of(manifest, "app", "user", "session"))
         self._stored, self._policy = stored_texts(folder), replayer.policy(manifest)
         whose, recorded = (manifest.agent, manifest.branch), recorded_sessions(folder, replayer)
@@ -60,7 +61,7 @@ class Cures:
         costs, trials, untried = dict[str, float](), self._values(tools), 0
         for path, values in trials.items():
             for number, value in enumerate(values):
-                if self._packs_left < len(calls):
+                if self._packs_left < len(calls) * (2 if path == _WINDOW else 1):
                     untried += len(values) - number
                     break
                 cost = self._cost(path, value)
@@ -74,6 +75,8 @@ class Cures:
                     costs[name] = cost
                     break
         rest = f"; {untried} more were not tried, for which the command has --all" if untried else ""
+        if self._packs_left == self._most_packs:
+            return f"no setting was tried: each takes {len(calls):,} packs{rest}"
         if not costs:
             return f"none of {sum(map(len, trials.values())) - untried} settings that were tried keeps it{rest}"
         cheapest = min(costs, key=lambda name: costs[name])
@@ -107,7 +110,7 @@ class Cures:
                     if is_subject and not any(self._holds(item.text) for item in request_pieces(pack)):
                         return None
                     cost += cost_of(call.manifest, pack)
-            except PolicyError:
+            except (PolicyError, ContextOptimizationError):
                 return None
         return cost
 
@@ -126,10 +129,11 @@ class Cures:
 
     def _whole(self, content: Content, tool: str) -> Content:
         """A content with the whole results of a tool; itself where it shows no extract of one."""
-        wire, uris = json.loads(content.wire), list[str]()
+        wire, is_changed = json.loads(content.wire), False
         for at, part in enumerate(content.parts):
             if (part.kind, part.name) == ("response", tool):
                 uris = [uri for uri in artifact_uris(part.text) if uri in self._stored]
-                response = wire["parts"][at]["function_response"]
-                response["response"] = {"result": self._stored[uris[0]]} if uris else response["response"]
-        return content_from_wire(canonical_json(wire)) if uris else content
+                if uris:
+                    wire["parts"][at]["function_response"]["response"] = {"result": self._stored[uris[0]]}
+                    is_changed = True
+        return content_from_wire(canonical_json(wire)) if is_changed else content

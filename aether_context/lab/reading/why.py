@@ -318,12 +318,13 @@ class _Search:
 
     def _whole_results(self, manifest: Manifest) -> Mapping[str, str]:
         """The whole texts of results that were taken out of the session's requests, by their addresses."""
-        key = manifest.caller or manifest.session_key
+        key = manifest.session_key
         if key not in self._results:
             store, texts = self.replayer.store, dict[str, str]()
             try:
-                for record in store.evidence(*key):
-                    texts[record.uri] = store.evidence_data(*key[:2], record.digest).decode("utf-8", "replace")
+                for whose in dict.fromkeys((key, manifest.caller or key)):
+                    for record in store.evidence(*whose):
+                        texts[record.uri] = store.evidence_data(*whose[:2], record.digest).decode("utf-8", "replace")
             except AetherContextError as error:
                 self._notes[f"results that were taken out could not be read: {error}"] = None
             self._results[key] = texts
