@@ -220,7 +220,10 @@ are tried on the others, too. All 24 on all sessions take three times as long.""
 
 def _leading(trials: Mapping[str, Compared], margin: float, spend: float) -> list[str]:
     """The policies that may still be chosen, and the one that keeps most at whatever cost."""
-    allowed = {name: trial for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed}
+    usable = [(name, trial) for name, trial in trials.items() if trial.over <= 0 and not trial.unplayed]
+    # Of equals the first is taken, so that those that lead differ.
+    first = {(trial.cost.mean, trial.retention.mean): name for name, trial in reversed(usable)}
+    allowed = {name: trials[name] for name in first.values()}
     keeping = sorted(allowed, key=lambda name: -allowed[name].retention.mean)
     cheaper = (name for name in allowed if allowed[name].retention.mean >= -margin)
     saving = sorted(cheaper, key=lambda name: allowed[name].cost.mean)
