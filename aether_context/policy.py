@@ -531,7 +531,7 @@ class PackPolicy(_Settings):
         return base.changed(**rest) if rest else base
 
     @property
-    def off(self) -> tuple[str, ...]:
+    def agents_off(self) -> tuple[str, ...]:
         """The agents that ``enabled = false`` leaves alone."""
         return tuple(sorted(name for name in self.agents if not self.for_agent(name).enabled))
 

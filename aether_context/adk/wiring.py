@@ -86,7 +86,7 @@ class PackerParts:
         self.mirror = Mirror(failures.warn_once)
         self.memory_writer = MemoryWriter(policy.mask, failures.warn_once) if policy.retrieval.remember else None
         self.recorder = recorder or Recorder(store, self.mirror.put if mirror_artifacts else None)
-        self.recorder.off = policy.off
+        self.recorder.off = policy.agents_off
         store = self.recorder.store  # which reads what waits to be written, too
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))

@@ -1,6 +1,6 @@
 """Recorded sessions as sequences of model calls: the input of each, and the model's answer.
 
-Nothing else in exam and tuning reads a store.
+Exam and tuning read a store through it.
 """
 
 from __future__ import annotations
