@@ -24,7 +24,7 @@ _SUPERSEDES_KEY = "supersedes"
 """The key of a response under which the address of an earlier answer to the same call stands."""
 _NAMES_KEY = "also_mentions"
 """The key of a response under which identifiers of the lines left out stand."""
-_PAST_KEY, _PAST = "all_results", f"{HISTORY} finds lines of every turn and result"
+_PAST_KEY, _PAST = "more_results", f"{HISTORY} finds lines of earlier turns and results"
 """The key of an agent's first extract under which the address of its session's past stands, in words."""
 _DOMINANT = 0.8
 _LEAST_SAVING = 0.25
