@@ -177,7 +177,17 @@ class Searcher:
                     worth[at] += 1 / len(holders)
             best = sorted(worth, key=lambda at: (-worth[at], at))[:_MOST_COMPARED]
             index = HybridIndex(map(self._entry, best), self._embedder, redact=self._redact)
-        return [passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)]
+        return self._new_first([passages[int(hit.id)] for hit in index.search(query, limit=_RANKED)])
+
+    def _new_first(self, spans: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Passages in their order, but those of which more than half stands in better ones behind all others."""
+        fresh, repeated, better_lines = list[tuple[int, int]](), list[tuple[int, int]](), set[str]()
+        for span in spans:
+            lines = {HEAD.sub("", self.view.lines[at].strip()) for at in range(*span)}
+            size_of_new = sum(map(len, lines - better_lines))
+            (fresh if 2 * size_of_new >= sum(map(len, lines)) else repeated).append(span)
+            better_lines |= lines
+        return fresh + repeated
 
     def _entry(self, at: int) -> Entry:
         from aether_context.retrieval import Entry
