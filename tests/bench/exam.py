@@ -8,7 +8,7 @@ runs, in sessions whose whole history passes the window, of every way the same o
 line that it used, that a result or a person said first, and that nobody has mentioned within a quarter of a window?
 
 over       requests of more tokens than the window, in percent: not all that they hold could have been sent
-cut        questions about a result that does not stand whole in the request, in percent; the next four are of these
+cut        questions about what does not stand whole in the request, in percent; the next four are of these
 answered   those whose need stands in the request beside a word of its line, or as a line
 found      not answered, but one call of the plugin's ``search_artifact`` with the words that the model has then, its
            arguments and its text without the need, on the past or on the stored result that holds it, gives it
