@@ -122,7 +122,6 @@ def test_a_turn_that_nothing_is_added_to_goes_as_adk_wrote_it() -> None:
 
 
 @DEPRECATED
-@DEPRECATED
 def test_of_turns_that_find_no_room_the_oldest_leave() -> None:
     agents = [agent(f"clerk_{at}", [f"My code is K-{at}. {'word ' * 40}"]) for at in range(8)]
     chat = Chat(agent=SequentialAgent(name="line", sub_agents=agents), policy=PackPolicy(max_input_tokens=800))
@@ -130,6 +129,7 @@ def test_of_turns_that_find_no_room_the_oldest_leave() -> None:
     assert [f"K-{at}" in chat.sent[-1].text for at in range(7)] == [False] * 4 + [True] * 3
 
 
+@DEPRECATED
 @pytest.mark.parametrize("plan", [True, False])
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.rows(2)
