@@ -1,4 +1,4 @@
-"""The ADK edge: the only part of the package that loads google-adk and google-genai."""
+"""The ADK edge, which loads google-adk and google-genai; nothing below it does."""
 
 from __future__ import annotations
 

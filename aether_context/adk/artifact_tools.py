@@ -126,19 +126,22 @@ class Readers:
         room, _ = self._room(context)
         messages = [context.user_content] if uri == HISTORY else []  # elsewhere it may be what is searched
         messages += [event.content for event in context.session.events[-1:]]
-        asking = "\n".join(map(words_of, messages))
+        parts = self._parts_sent(context)
         from aether_context.evidence.passages import search_answer
 
-        return await asyncio.to_thread(
-            search_answer,
-            searcher,
-            query,
-            is_past=uri == HISTORY,
-            max_tokens=room,
-            counter=self._counter,
-            sent_parts=self._parts_sent(context),
-            asking=self._mask(asking) if self._mask else asking,
-        )
+        def search() -> dict[str, Any]:
+            asking = "\n".join(map(words_of, messages))
+            return search_answer(
+                searcher,
+                query,
+                is_past=uri == HISTORY,
+                max_tokens=room,
+                counter=self._counter,
+                sent_parts=parts,
+                asking=self._mask(asking) if self._mask else asking,
+            )
+
+        return await asyncio.to_thread(search)
 
     async def _open(self, uri: str, context: ToolContext) -> Searcher:
         """The text of an address, in lines.

@@ -185,7 +185,7 @@ class NamedInPolicy:
 
     @property
     def are_given(self) -> bool:
-        """Whether there are names of which nothing was told yet."""
+        """Whether there are names that no app is known to have, and of which nothing was told."""
         return any(self._names.values())
 
     def unknown(self, call: ModelCall) -> list[str]:
@@ -211,7 +211,8 @@ class NamedInPolicy:
         known = {"agent": {*listed}, "tool": set[str]().union(*listed.values(), *seen.values()) - {""}}
         told = list[str]()
         for kind in ("agent", "tool") if toolsets <= seen.keys() else ("agent",):
-            for name in sorted(self._names[kind] - known[kind]):
+            self._names[kind] -= known[kind]
+            for name in sorted(self._names[kind]):
                 hint = near_names(name, sorted(known[kind]))
                 if not toolsets or hint.startswith("did you mean"):
                     self._names[kind].discard(name)

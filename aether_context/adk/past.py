@@ -1,8 +1,8 @@
-"""A session's past as one text, as its agent was shown it: what ``artifact://history`` stands for.
+"""Reads a session's past for `evidence.past`, which writes it as the text that ``artifact://history`` stands for.
 
-A line begins with the number of the model call that read it first, its time, and who said it. What the host loads is
-taken from the session's events; what came before these, from the turns that the store keeps of this agent and branch.
-The store's turns begin anew at a rewind and at a compaction of the host's: behind one, all events are loaded.
+What the host loads is taken from the session's events; what came before these, from the turns that the store keeps of
+this agent and branch. The store's turns begin anew at a rewind and at a compaction of the host's: behind one, all
+events are loaded.
 """
 
 from __future__ import annotations

@@ -160,7 +160,7 @@ def superseding(response: Mapping[str, JSON], earlier: str) -> dict[str, JSON]:
 
 
 def naming_past(response: Mapping[str, JSON]) -> dict[str, JSON]:
-    """A response that names the address under which all results of the session are found."""
+    """A response that names the address under which earlier turns and results are found."""
     return {**response, free_key(response, _PAST_KEY): _PAST}
 
 

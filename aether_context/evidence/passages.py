@@ -27,9 +27,11 @@ _FIRST, _WORDS_OF_A_NAME, _SHORT_LINE = 4, 2, 40
 _PASSAGE_LINES, _PASSAGE_CHARACTERS = 10, 300
 _LONGEST_CALL = 120
 """Characters of a call in a session's past by which its result is found, too. Of what recorded runs of Toolathlon went
-on to use and a request lacked, a search of the past gives 54 of 99 so, and 41 by the lines of a result alone."""
+on to use and a request lacked, a search of the past gives 82 of 161 so, and 73 by half as many."""
 _MOST_PASSAGES, _MOST_COMPARED = 1_000, 300
 _RANKED = 80
+"""Passages that are ranked: 85 of these 161 are found so, 82 with 40; 87 where those that repeat better ones come last.
+"""
 _LEAST_PASSAGE = 64
 """Tokens under which no further passage is begun; a line hardly ever has more."""
 _WORD = re.compile(r"[^\W_][\w./@:-]{2,}")

@@ -144,9 +144,6 @@ def _contract(wording: tuple[tuple[str, str], ...]) -> str:
     return f"{lines['opening']}\n{bullets(rules({*HEADERS, 'CONVERSATION SUMMARY'}, lines, has_preference=True))}"
 
 
-SYSTEM_CONTRACT = _contract(tuple(WORDING.items()))
-
-
 class Payload(NamedTuple):
     """The payload's text, split between what is material and what is asked."""
 
