@@ -146,10 +146,9 @@ def test_a_very_long_array_stays_json_too(indent, prefix):
     if prefix:
         assert value["page"] == {"next": "p2"}
     kept = value["rows"] if prefix else value
-    assert rows[0] in kept
-    assert rows[2517] in kept
-    assert rows[-1] in kept
-    assert kept.count(rows[2517]) == 1
+    shown_ids = [one["id"] for one in kept if isinstance(one, dict)]
+    assert {"n0", "n2517", "n2999"} <= {*shown_ids}
+    assert len(shown_ids) == len({*shown_ids})
     notes = [one for one in kept if isinstance(one, str)]
     gaps = [re.fullmatch(r"… lines (\d+)-(\d+): (\d+) records …", one) for one in notes]
     assert sum(int(gap[3]) for gap in gaps) + len(kept) - len(notes) == 3_000

@@ -25,10 +25,16 @@ _MOST_PYTHON = 400_000
 _ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
 _TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
 _ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
+_TEXT_ITEM = re.compile(r'\{\s?"type":\s?"text",\s?"text":\s?(?=")')
+_JSON_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*')
+_CUT_ESCAPE = re.compile(r'(?<!\\)\\(?:u[0-9a-fA-F]{0,3}|[^"\\/bfnrtu].*)?$')
 _LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
 _ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _LETTERS = {"\n": "", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
 _ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
+_STRING_LINE = re.compile(r'^([ \t]*(?:"[^"\n]*"[ ]?:[ ]?)?")(.*)("[ ]?,?)$', re.MULTILINE)
+_QUOTE = re.compile(r'(?<!\\)"')
+"""A line of JSON that is a text, and in it what its writer forgot to escape: a quote, as of inches."""
 _NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
 """A string, which is left as it is, or a number."""
 
@@ -43,6 +49,8 @@ def decoded(text: str) -> str:
         inner = None
         if _ENVELOPE.match(beginning):
             inner = _from_python_notation(text)
+        elif (item := _TEXT_ITEM.match(beginning)) is not None:
+            inner = _from_text_item(text.lstrip(), item.end())
         elif beginning[:1] == "{" and '"content"' in text[:200]:
             inner = _from_mcp_json(text)
         if inner is None:
@@ -111,7 +119,8 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
     except ValueError as error:
         # Partial reading would silently stop at a missing comma, although more follows.
         if not str(error).startswith("EOF while parsing"):
-            return None
+            mended = _STRING_LINE.sub(lambda match: match[1] + _QUOTE.sub(r'\\"', match[2]) + match[3], stripped)
+            return read_json(mended, as_written=as_written) if mended != stripped else None
     return from_json(readable, allow_partial="trailing-strings"), False
 
 
@@ -155,6 +164,19 @@ def _from_mcp_json(text: str) -> str | None:
         else json.dumps(item, ensure_ascii=False)
         for item in items
     )
+
+
+def _from_text_item(text: str, start: int) -> str | None:
+    """The text of one item of such a result, with what stands behind it where that was cut off; None where the text is
+    not one."""
+    literal = _JSON_TEXT.match(text, start)
+    behind = text[literal.end() :].strip() if literal is not None else ""
+    if literal is None or (behind[:1] == '"' and behind[1:].strip() != "}"):
+        return None
+    with suppress(ValueError):
+        inner: str = json.loads(f'{_CUT_ESCAPE.sub("", literal[0])}"')
+        return inner if behind[:1] == '"' else "\n".join(filter(None, [inner, behind]))
+    return None
 
 
 def said_once(response: Mapping[str, JSON]) -> Mapping[str, JSON]:

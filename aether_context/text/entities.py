@@ -2,9 +2,9 @@
 
 An entity is a word that a model cannot make up again: it has a digit, a slash, an underscore or an at sign. Entities
 are ranked by where they occur: first in a call's arguments or a person's words, then in a model's text, then only in
-results; within each rank the latest mention comes first. In another agent's turn only what is quoted counts, as that
-agent's calls, words and results. The address of a result that was kept whole has the first rank and is listed with the
-tool's name, so that the result can still be read.
+results; within each rank the first four of each content, then the others, the latest mention first. In another agent's
+turn only what is quoted counts, as that agent's calls, words and results. The address of a result that was kept whole
+has the first rank and is listed with the tool's name, so that the result can still be read.
 
 A value is listed with its key and the record it was returned with, as `text.json_lines` finds them, in a text with the
 label before it; where neither names one, that is what the call's arguments name. Where no record is known for a key,
@@ -34,6 +34,8 @@ RANKS: tuple[Rank, ...] = ("used", "written", "seen")
 
 _CALL_CHARACTERS = 120
 _TITLES: Mapping[Rank, str] = {rank: f"- {rank}: " for rank in RANKS}
+_FIRST_OF_EACH = 4
+"""So many entities of each content come before all others, as far as their rank allows."""
 _BETWEEN, _FIELDS = "; ", ", "
 """What stands between entities, and between the fields of one record."""
 _SHORTEST, _LONGEST = 4, 160
@@ -103,7 +105,9 @@ def entity_table(
     best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
     removed = [mentions(content, subjects) for content, subjects in reversed([*_with_subjects(contents)])]
     tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
-    for entity, rank in chain.from_iterable([*removed, *tabled]):
+    # Of each content some come first, so that the latest ones do not take all room from the others.
+    in_turn = [*(ranked[:_FIRST_OF_EACH] for ranked in removed), *(ranked[_FIRST_OF_EACH:] for ranked in removed)]
+    for entity, rank in chain.from_iterable([*in_turn, *tabled]):
         best[entity] = min(best.get(entity, rank), rank, key=RANKS.index)
     latest_first = [entity for ranked in reversed(present_mentions) for entity, _ in ranked]
     unlisted = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())]) | present_entities

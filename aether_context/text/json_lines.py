@@ -114,8 +114,12 @@ def _is_long(value: JSON) -> bool:
     return size > LONGEST
 
 
-def rendered(lines: Sequence[Line], chosen_lines: Iterable[int]) -> str:
-    """The JSON of chosen lines, each on a line of its own, with notes of what is missing."""
+def rendered(lines: Sequence[Line], chosen_lines: Iterable[int], places: Sequence[int] = ()) -> str:
+    """The JSON of chosen lines, each on a line of its own, with notes of what is missing.
+
+    Args:
+        places: the lines of another outline that these stand for, and its length; those of a note are numbered there.
+    """
     kept_lines: set[int] = set()  # the chosen lines, and those that open and close what they stand in
     for at in chosen_lines:
         at = lines[at].parent if lines[at].text in CLOSING else at
@@ -143,7 +147,8 @@ def rendered(lines: Sequence[Line], chosen_lines: Iterable[int]) -> str:
         elif at > following:
             size = 0 if named else sum(line.parent == parent for line in lines[following:at] if line.text[:1] in "[{")
             records = f": {size} records" if size >= LEAST_ROWS else ""
-            write(f'"… {span(following, at)}{records} …"', f"…{following + 1}" if named else None, False)
+            start, stop = (places[following], places[at]) if places else (following, at)
+            write(f'"… {span(start, stop)}{records} …"', f"…{start + 1}" if named else None, False)
         if at < len(lines):
             write(lines[at].text, lines[at].key, lines[at].text in CLOSING)
         following = at + 1
@@ -282,6 +287,12 @@ def is_id(key: str) -> bool:
     return bool(_ID.fullmatch(key) or _CAMEL_ID.fullmatch(key))
 
 
+@lru_cache(maxsize=4_096)
+def is_name(key: str) -> bool:
+    """Tells whether a key says that its value is a name."""
+    return _NAME.fullmatch(key[:_LONGEST_KEY]) is not None
+
+
 def is_label(word: str) -> bool:
     """Tells whether a word looks like an id: it has a digit, a slash or an at sign, and is no number, date or
     colour."""
@@ -310,7 +321,7 @@ def _naming_field(records: Sequence[Mapping[str, JSON]], container: str, answers
     candidates = sorted(filter(is_id, fields), key=closeness)
     if not (answers and container in _ANSWERS):
         candidates += [field for field in fields if isinstance(text := records[0][field], str) and is_label(text)]
-        candidates += [field for field in fields if _NAME.fullmatch(field[:_LONGEST_KEY])]
+        candidates += [*filter(is_name, fields)]
     for field in candidates:
         values = [record.get(field) for record in records]
         if all(map(_can_name, values)) and len(set(map(str, values))) == len(values):

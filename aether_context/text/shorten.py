@@ -11,28 +11,31 @@ from heapq import nsmallest
 from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
 
+from aether_context.canonical import JSON
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
+from aether_context.text.digest import digest
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import LEAST_ROWS, Line, compact_json, outlined, rendered, span, tabled, text_lines
 from aether_context.text.unlike import column_names, headings, odd_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
-_MOST_DECODED, _MOST_JSON = 40_000, 1_000_000
-"""Characters of the longest text that is decoded, and of the longest JSON that is read; others are shown in their own
-lines."""
+_MOST_WRITTEN, _MOST_DECODED, _MOST_JSON = 40_000, 400_000, 1_000_000
+"""Characters of the longest text whose JSON is written in fewer, of the longest one that is decoded, and of the longest
+JSON that is read; others are shown in their own lines."""
 
 
 class View(NamedTuple):
     """A text in lines, numbered from 1. ``outline`` holds them where they are JSON, ``whole`` the shortest text that
     says the same; it is empty where that is the text itself. ``ends_early`` says that the JSON was cut off before it
-    came here."""
+    came here. ``value`` is that of the JSON."""
 
     lines: Sequence[str]
     outline: Sequence[Line] = ()
     whole: str = ""
     ends_early: bool = False
+    value: JSON = None
 
     def line(self, at: int) -> str:
         """A line as it is shown; the first one is 0."""
@@ -41,17 +44,17 @@ class View(NamedTuple):
 
 def lines_view(text: str) -> View:
     """A text in lines: those of the JSON or the text that it holds, long ones in pieces."""
-    is_long = len(text) > _MOST_DECODED
-    inside = text if is_long else decoded(text)
+    is_long = len(text) > _MOST_WRITTEN
+    inside = text if len(text) > _MOST_DECODED else decoded(text)
     found = read_json(inside) if len(text) <= _MOST_JSON else None
     if found is None:
-        return View(lines=text_lines(inside), whole=inside if inside != text else "")
+        return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
     value, is_complete = found
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     whole = whole if len(whole) < len(text) else ""
     lines = rendered(outline, range(len(outline))).split("\n")
-    return View(lines=lines, outline=outline, whole=whole, ends_early=not is_complete)
+    return View(lines=lines, outline=outline, whole=whole, ends_early=not is_complete, value=value)
 
 
 # An excerpt: lines chosen for what an agent needs next, and notes of what is missing.
@@ -59,7 +62,7 @@ def lines_view(text: str) -> View:
 _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
-_NAMES_SHARE = 0.35
+_NAMES_SHARE, _TABLE_NAMES_SHARE, _TABLE_SHARE = 0.35, 0.1, 0.93
 _MOST_ODD, _MOST_HEADS = 60, 200
 
 
@@ -115,11 +118,18 @@ def shorten(
     else:
         view = text
         lines, places, total = view.lines, range(len(view.lines)), len(view.lines)
+    outline, records, table = view.outline, _records(view.outline), None
+    if records:
+        room = int(_TABLE_SHARE * max_tokens)
+        table = digest(view.value, outline, records, max_tokens=room, counter=counter, query=query)
+    if table is not None:
+        outline, records = table.outline, _records(table.outline)
+        lines = rendered(outline, range(len(outline))).split("\n")
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
     holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
     odd = list(islice(chain.from_iterable(odd_lines(lines)), _MOST_ODD))
-    columns, heads = ([], []) if view.outline else (column_names(lines), headings(lines)[:_MOST_HEADS])
+    columns, heads = ([], []) if outline else (column_names(lines), headings(lines)[:_MOST_HEADS])
     numbers = sorted({*numbers, *odd, *columns, *heads, *chain.from_iterable(holding)})
     texts = [printable(lines[number]) for number in numbers]
     per_character = tokens_per_character("\n".join(texts), counter)
@@ -138,22 +148,27 @@ def shorten(
         *((0.0, [places_of[number]]) for number in columns),
         (0.3, dense),
     ]
-    records = _records(view.outline)
-    if records and len(numbers) < total:
+    if records and (table is not None or len(numbers) < total):
         # The first and the last one of many records say what they hold.
         shown_records = [places_of[number] for number in records if number in places_of]
         rankings[4:4] = [(0.0, [at]) for at in (*shown_records[:1], *shown_records[-1:])]
 
     def written(indices: set[int]) -> str:
-        if view.outline:
-            return rendered(view.outline, {numbers[at] for at in indices})
+        if outline:
+            return rendered(outline, {numbers[at] for at in indices}, table.places if table is not None else ())
         return _with_gaps(texts, [places[number] for number in numbers], total, indices)
 
     for_names = 0
     if names:
         all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
-        for_names = min(int(_NAMES_SHARE * max_tokens), counter.count(all_names) + 4)
-    fitting = _fitting(partial(_pick, cost, rankings), written, max_tokens=max_tokens - for_names, counter=counter)
+        share = _NAMES_SHARE if table is None else _TABLE_NAMES_SHARE
+        for_names = min(int(share * max_tokens), counter.count(all_names) + 4)
+    fitting = None
+    if table is not None and counter.count(all_rows := written(set(range(len(numbers))))) <= max_tokens:
+        fitting = all_rows, set(range(len(numbers)))
+    fitting = fitting or _fitting(
+        partial(_pick, cost, rankings), written, max_tokens=max_tokens - for_names, counter=counter
+    )
     if fitting is None:
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
         fitting = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
@@ -161,7 +176,8 @@ def shorten(
     unshown = ""
     if names:
         other_names = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
-        left_out = chain((name for at in head_places for name in mentioned[at][-1:]), other_names)
+        fields = () if table is None else table.left_out_fields
+        left_out = chain(fields, (name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     return Excerpt(
         text=shown_text, kept=len(indices), total=total, names=unshown, ends_early=view.ends_early, records=len(records)

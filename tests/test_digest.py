@@ -1,0 +1,106 @@
+"""Of a long list of records the model reads each record, with what tells it from the others."""
+
+import json
+from typing import Any
+
+import pytest
+
+from aether_context.evidence import offload
+from aether_context.policy import OffloadSettings
+from aether_context.tokens import counter_for
+
+
+def _product(number: int, **more: Any) -> dict[str, Any]:
+    """A record as shops give it: most of its fields are empty, the same in all, or said twice."""
+    name = f"Lamp model {number}"
+    return {
+        "id": 700 + number,
+        "name": name,
+        "slug": name.lower().replace(" ", "-"),
+        "permalink": f"https://shop.example/{'very/' * 12}product/{number}/",
+        "type": "simple",
+        **{f"option_{at}": None for at in range(30)},
+        "sku": f"LAMP-{number:03}-X",
+        "stock": 3 * number,
+        "_links": {
+            "self": [{"href": f"https://shop.example/api/products/{number}", "targetHints": {"allow": ["GET"]}}]
+        },
+        "meta_data": [{"id": 1, "key": "supplier_code", "value": f"SUP{number:03}"}, {"key": "colour", "value": "red"}],
+        **more,
+    }
+
+
+def _shown(text: str, query: str = "", extract_tokens: int = 800) -> dict[str, Any]:
+    settings = OffloadSettings(extract_tokens=extract_tokens)
+    return dict(
+        offload({"result": text}, "list", settings, counter=counter_for("gemini-2.5-flash"), query=query).response
+    )
+
+
+def _records(shown: dict[str, Any]) -> list[dict[str, Any]]:
+    return [record for record in json.loads(shown["result"]) if isinstance(record, dict)]
+
+
+def test_every_record_is_named() -> None:
+    shown = _shown(json.dumps([_product(number) for number in range(14)], indent=2))
+    records = _records(shown)
+    assert [record["name"] for record in records] == [f"Lamp model {number}" for number in range(14)]
+    assert records[3] == {"id": 703, "name": "Lamp model 3", "sku": "LAMP-003-X", "stock": 9, "supplier_code": "SUP003"}
+    assert "14 records" in shown["artifact"]
+    assert "_links.self.href" in shown["also_mentions"]  # a field that is left out is named
+
+
+def test_what_the_call_asks_for_comes_first() -> None:
+    products = [_product(number, tax_class=f"class {number % 3} of seven") for number in range(14)]
+    assert "tax_class" not in _records(_shown(json.dumps(products), extract_tokens=500))[0]
+    assert (
+        _records(_shown(json.dumps(products), "which tax_class has lamp 5?", 500))[5]["tax_class"] == "class 2 of seven"
+    )
+
+
+def test_records_without_room_leave_a_note_with_the_lines_of_the_stored_text() -> None:
+    shown = _shown(json.dumps({"page": 1, "items": [_product(number) for number in range(400)]}), extract_tokens=300)
+    value = json.loads(shown["result"])
+    assert (value["page"], value["items"][0]["id"], value["items"][-1]["id"]) == (1, 700, 1099)
+    (note,) = (item for item in value["items"] if isinstance(item, str) and int(item.split()[-3]) > 100)
+    first, last = map(int, note.split()[2].rstrip(":").split("-"))
+    assert (last - first + 1) % int(note.split()[-3]) == 0
+
+
+@pytest.mark.parametrize(
+    "records",
+    [
+        [{"id": number, "text": f"Sentence {number} of a page. " * 30} for number in range(20)],
+        [{"id": number, "size": number * 7, "kind": "row"} for number in range(400)],
+    ],
+    ids=["prose", "table"],
+)
+def test_prose_and_tables_stay_what_they_are(records: list[dict[str, Any]]) -> None:
+    shown = _shown(json.dumps(records))["result"]
+    assert "Sentence 0 of a page." in shown or '"columns":["id","size","kind"]' in shown
+
+
+def test_values_of_lists_and_of_odd_records() -> None:
+    tasks = [
+        {"task": {"id": f"T-{number}"}, "owners": [{"name": "Ana"}, {"name": f"Bo {number}"}], **_product(number)}
+        for number in range(12)
+    ]
+    tasks[7]["failure"] = "E4711 no lamp"
+    records = _records(_shown(json.dumps(tasks), "the failure of tasks and their owners"))
+    assert (records[7]["failure"], records[4]["owners.name"]) == ("E4711 no lamp", "Ana, Bo 4")
+
+
+def test_a_quote_that_nobody_escaped() -> None:
+    text = json.dumps([_product(number) for number in range(14)], indent=2)
+    shown = _shown(text.replace('"Lamp model 9"', '"Lamp model 9, 65" wide"'))
+    assert len(_records(shown)) == 14
+    assert _records(shown)[9]["name"] == 'Lamp model 9, 65" wide'
+
+
+def test_an_item_that_was_cut_off_is_read_in_its_own_lines() -> None:
+    page = "\n".join(f'Row {number} costs {number * 3} EUR "net"' for number in range(2000))
+    item = json.dumps({"type": "text", "text": page})
+    for cut in (30_000, 30_001, 30_002, 30_003):
+        shown = _shown(f"{item[:cut]} ...\n\n(too long: 60,000 characters are in /tmp/rows.json)")["result"]
+        assert 'Row 0 costs 0 EUR "net"\nRow 1 costs' in shown
+        assert "/tmp/rows.json" in shown
