@@ -1,11 +1,9 @@
 """The files of a pack, in a folder that has its id for a name, and those of records of evidence.
 
     manifest.json             the receipt, for people and tools: JSON on many lines, written once, and last
-    replay-{hash8}.json.gz    what only a replay reads: canonical JSON with gzip, named by the hash of its bytes
     outcome.json              how the model call ended
 
-A replay file has a name of its own for each content, so that a process that was killed, or a second one that records
-the same call, leaves nothing that contradicts the manifest.
+What only a replay reads is in the session's log, see `log`.
 """
 
 from __future__ import annotations
@@ -17,7 +15,7 @@ import os
 import zlib
 from collections.abc import Mapping
 
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, readable_json, short
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, readable_json
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.evidence import EvidenceRecord
 
@@ -56,11 +54,6 @@ def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
     if not inflate.eof or inflate.unused_data:
         raise ManifestError("damaged: it does not end where it should")
     return text
-
-
-def replay_name(digest: str) -> str:
-    """The name of a replay file by the hash of its bytes."""
-    return f"replay-{short(digest)}{GZIP_ENDING}"
 
 
 def manifest_file(fields: Mapping[str, JSON]) -> bytes:

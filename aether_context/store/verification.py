@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
+from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
@@ -23,6 +23,8 @@ from aether_context.store.pack_file import gunzip_bytes, read_record, record_fil
 from aether_context.store.packs import PackStore, Parts
 from aether_context.store.replay import Replayer
 
+_MANY = 64
+"""The packs that are read at once."""
 _DIGITS = 16
 """Digits of the hash in the name of a message, and in an address of evidence."""
 
@@ -67,8 +69,6 @@ class Verifier:
         self._folder = ""
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
-        self._sound: set[str] = set()
-        """Packs whose chains are sound up to them."""
         self.outcomes: dict[str, str] = {}
         """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
         self._parts: dict[str, Parts | AetherContextError] = {}
@@ -87,30 +87,33 @@ class Verifier:
                 return error
 
         faults = {}
-        for pack_path, parts in zip(places, self.store.files.ahead(read_parts, places), strict=True):
-            self._parts[pack_path] = parts
-            faults[pack_path] = self.fault(pack_path)
-            advance()
+        for start in range(0, len(places), _MANY):
+            batch = places[start : start + _MANY]
+            self._parts |= zip(batch, self.store.files.at_once(read_parts, batch), strict=True)
+            self._enter(batch[0])
+            manifests = [parts.manifest for parts in map(self._parts.get, batch) if isinstance(parts, Parts)]
+            with suppress(AetherContextError):  # each is told below
+                _ = manifests and self._replayer.log(*manifests)
+            for pack_path in batch:
+                faults[pack_path] = self.fault(pack_path)
+                advance()
         return faults
 
-    def fault(self, pack_path: str, *, chain: bool = False) -> str:
+    def fault(self, pack_path: str, *, of_size: bool = True) -> str:
         """Describes the fault of the pack at a place; empty where there is none.
 
         Args:
             pack_path: it is fastest to check the places of one session one after the other.
-            chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
-                its size does not matter.
+            of_size: whether it is a fault that the request passes the window.
         """
-        folder = pack_path.rsplit("/", 1)[0]
-        if folder != self._folder:
-            self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self.store), {}, set()
+        self._enter(pack_path)
         over = ""
         try:
             manifest = self.manifest(pack_path)
-            if manifest.over_window and not chain:
+            if manifest.over_window and of_size:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
-            if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
-                return fault
+            if missing := self._replayer.missing(manifest):
+                return f"its session's log lacks {len(missing):,} of its texts, the first {missing[0]}"
             if self._replays:
                 self._replayer.replay(manifest)
         except ReplayIncomplete as error:
@@ -121,22 +124,11 @@ class Verifier:
             return str(error)
         return over
 
-    def _chain_fault(self, extended: str | None, whole: bool) -> str:
-        """Describes the fault of the pack that another one extends, and where ``whole`` is set of those before it."""
-        below: list[str] = []
-        while extended is not None and extended not in self._sound and extended not in below:
-            try:
-                manifest = self.manifest(f"{self._folder}/{extended}")
-            except PackNotFound:
-                return f"it extends {extended}, which is not there"
-            except AetherContextError:
-                return f"it extends {extended}, which failed" if whole else ""
-            if not whole:
-                return ""
-            below.append(extended)
-            extended = manifest.extends
-        self._sound.update(below)
-        return ""
+    def _enter(self, pack_path: str) -> None:
+        """Begins with the session of a pack."""
+        folder = pack_path.rsplit("/", 1)[0]
+        if folder != self._folder:
+            self._folder, self._replayer, self._checked = folder, Replayer(self.store), {}
 
     def manifest(self, pack_path: str) -> Manifest:
         """The manifest at a place; raises where it is not there, or anything in its file is not what was written."""
@@ -157,10 +149,6 @@ class Verifier:
         manifest = parts.manifest
         if self.store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
             raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
-        if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
-            raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
-        if self._replays and manifest.texts:
-            self._replayer.take(manifest, parts.texts)
         self.outcomes[manifest.pack_id] = parts.outcome_hash
         return manifest
 
@@ -176,10 +164,10 @@ def verify(
     """Checks every file of a store, or of one session with those that its user's sessions share.
 
     A file that was changed is found by its hash. What was deleted is found by what names it: a pack by the numbers of
-    those around it or by those that extend it, an outcome by the manifest that follows, messages, evidence, turns and
-    artifacts by the manifests of their session. A missing end is found only with a session, whose events name their
-    packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set, what was written
-    without the key is a fault.
+    those around it, a segment of the log by the packs that need it, an outcome by the manifest that follows, messages,
+    evidence, turns and artifacts by the manifests of their session. A missing end is found only with a session, whose
+    events name their packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set,
+    what was written without the key is a fault.
 
     Args:
         replays: whether to build each request again and compare it with the recorded one, too.
@@ -215,7 +203,7 @@ def verify(
         findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
-            if entry.kind not in ("pack", "replay", "outcome"):
+            if entry.kind not in ("pack", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
         faults |= other_files.contradictions(manifests, verifier.outcomes)
         gaps = _gaps(verifier, manifests, damaged, event_packs) if manifests else ""
@@ -346,8 +334,9 @@ def _file_fault(store: PackStore, entry: StoreEntry) -> str:
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
-        elif entry.kind in ("turns", "index"):
-            remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
+        elif entry.kind in ("turns", "index", "segment"):
+            if entry.kind != "segment":  # its lines are named by their hashes
+                remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
             is_sound = f"-{short(hash_bytes(data))}." in entry.file.name
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)
