@@ -19,7 +19,7 @@ from aether_context import PackStore, build_pack
 from aether_context.store import SCHEMA_VERSION
 from aether_context.store.replay import Replayer
 
-_OF_BYTES = re.compile(rb' "(segment|digest)": "[0-9a-f:sh]{8,71}",?\n')
+_OF_BYTES = re.compile(rb' "(segment|digest)": "[^"]+",?\n')
 FOLDER = Path(__file__).parent / "golden"
 PRESENT = FOLDER / str(SCHEMA_VERSION)
 RECORDED = (

@@ -218,7 +218,7 @@ def test_what_was_taken_out_stays_while_a_pack_that_stays_names_it(store, monkey
     age(store, monkeypatch, lambda path: 1 if last.pack_id in path else 40)
     before = {path for path in paths(store) if first.pack_id not in path}
     forget_older(store)
-    assert paths(store) - before == {f"{store.session_path(last).removeprefix(store.files.root)}/{FORGOTTEN}"}
+    assert paths(store) - before == {f"/shop/ann/s1/{FORGOTTEN}"}
     assert before - paths(store) == set()
     assert verified(store) == 1
     age(store, monkeypatch, lambda path: 40)

@@ -32,7 +32,7 @@ from aether_context.lab.reading import WHY
 from aether_context.lab.viewer import create_app, report
 from aether_context.pack import LAYERS
 from aether_context.store import Manifest
-from aether_context.store.log import segment_name, segment_of
+from aether_context.store.pack_file import segment_of
 from aether_context.usage import Totals
 
 
@@ -299,9 +299,9 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
             within = within[int(step) if step.isdecimal() else step]
         within[last] = first.record if value == "itself" else value
     line = canonical_json(record)
-    data, digits = segment_of([line, *texts])
-    files.create(f"{segment_path.rpartition('/')[0]}/{segment_name(first.number, digits)}", data)
-    fields |= {"record": hash_text(line), "segment": digits}
+    segment, data = segment_of(first.number, [line, *texts])
+    files.create(f"{segment_path.rpartition('/')[0]}/{segment}", data)
+    fields |= {"record": hash_text(line), "segment": segment}
     digest = hash_json({name: value for name, value in fields.items() if name != "digest"})
     files.replace(path, readable_json({**fields, "digest": digest}).encode())
 

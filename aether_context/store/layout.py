@@ -10,8 +10,7 @@ import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.store.files import File
-from aether_context.store.log import LOG, SEGMENT
-from aether_context.store.pack_file import GZIP_ENDING, MANIFEST, OUTCOME
+from aether_context.store.pack_file import GZIP_ENDING, LOG, MANIFEST, OUTCOME, SEGMENT
 from aether_context.text.entities import SCHEME
 
 Kind: TypeAlias = Literal[

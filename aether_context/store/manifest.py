@@ -36,7 +36,15 @@ from aether_context.pack import (
     describe,
 )
 from aether_context.store.layout import manifest_uri
-from aether_context.store.pack_file import TEXT_DIGITS, check_signature, fields_of, manifest_file, parse_json, signed
+from aether_context.store.pack_file import (
+    SEGMENT,
+    TEXT_DIGITS,
+    check_signature,
+    fields_of,
+    manifest_file,
+    parse_json,
+    signed,
+)
 from aether_context.usage import CallUsage
 from aether_context.usage.calibration import estimated
 
@@ -334,8 +342,8 @@ class Manifest(Record):
     """Whether the texts are recorded that it was built from."""
     record: str = ""
     """The hash of its record in the session's log."""
-    segment: str = ""
-    """The first digits of the hash of the segment that it wrote there."""
+    segment: Annotated[str, Field(pattern=f"^{SEGMENT.pattern}$")] = ""
+    """The name of the segment that it wrote there."""
     segments: tuple[tuple[int, int], ...] = ()
     """Ranges of the numbers of other segments that hold records of its chain and texts that it needs."""
     checksum: str

@@ -1,7 +1,7 @@
 """Packs on any fsspec URL: written once, and nothing named by a model or a tool.
 
     {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack: manifest and outcome, see `pack_file`
-    {base}/{app}/{user}/{session}/log/…                      records and texts that packs name, see `log`
+    {base}/{app}/{user}/{session}/log/…                      records and texts that packs name, see `pack_file`
     {base}/{app}/{user}/{session}/turns/{scope}/…            what an agent was shown, by position, see `turns`
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
@@ -43,7 +43,7 @@ from aether_context.store import pack_file
 from aether_context.store.files import File, Files, segment
 from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
-from aether_context.store.log import LOG, lines_of, segment_name
+from aether_context.store.pack_file import LOG, lines_of
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -443,15 +443,11 @@ class PackStore:
 
     def place(self, manifest: Manifest) -> str:
         """The place of a pack."""
-        return f"{self.session_path(manifest)}/packs/{manifest.pack_id}"
-
-    def session_path(self, manifest: Manifest) -> str:
-        """The folder of a pack's session."""
-        return self.files.place(*manifest.session_key)
+        return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
 
     def segment_path(self, manifest: Manifest) -> str:
         """The path of the segment that a pack wrote."""
-        return f"{self.session_path(manifest)}/{LOG}/{segment_name(manifest.number, manifest.segment)}"
+        return f"{self.files.place(*manifest.session_key)}/{LOG}/{manifest.segment}"
 
     def uri(self, manifest: Manifest) -> str:
         """The URL of the manifest."""

@@ -35,7 +35,7 @@ from aether_context.pack import (
 )
 from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
-from aether_context.store.log import segment_name, segment_number, segment_of
+from aether_context.store.pack_file import segment_of
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -52,17 +52,15 @@ class Tip(NamedTuple):
     ``record`` is the name of the last one, ``chain`` are the names of the segments that hold all of them. ``counted``
     is the counter and the model that tokens were counted for; where either changes, and with each cut, the next record
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
-    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key, ``masked``
-    the names of masked contents. ``texts`` outlive the chain: the texts that the last pack needs, by their names, each
-    with the name of the segment that holds it. ``host`` is a hash of the host's system instruction and declarations.
-    A chain that begins has the defaults.
+    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key. ``texts``
+    outlive the chain: the texts that the last pack needs, by their names, each with the name of the segment that holds
+    it. ``host`` is a hash of the host's system instruction and declarations. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
     record: str = ""
     chain: tuple[str, ...] = ()
     texts: Mapping[str, str] = NOTHING
-    masked: Mapping[str, str] = NOTHING
     counted: tuple[str, str] = ("", "")
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
@@ -70,11 +68,6 @@ class Tip(NamedTuple):
     counts: Mapping[str, int] = NOTHING
     epoch: Epoch | None = None
     host: str = ""
-
-    @property
-    def first_segment(self) -> str:
-        """The name of the oldest segment that the next pack may need."""
-        return min({*self.chain, *self.texts.values()}, key=segment_number)
 
 
 class Recording(NamedTuple):
@@ -138,8 +131,8 @@ def record(
 
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
-    starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
-    chain = Tip(texts=tip.texts if tip else NOTHING) if tip is None or starts_chain else tip
+    goes_on = tip is not None and tip.counted == counted and all(event.stage != "cut" for event in pack.events)
+    chain = tip if tip is not None and goes_on else Tip(texts=tip.texts if tip is not None else NOTHING)
 
     of_contents, of_candidates = pack.rows[: len(request.contents)], pack.rows[len(request.contents) :]
     keys = [row_key(row) for row in pack.rows]
@@ -167,23 +160,21 @@ def record(
     epoch, epoch_texts = _without_texts(pack.epoch)
     epoch_before, texts_before = _without_texts(source.epoch)
 
-    # The texts that the pack needs, by their names: canonical JSON, and what is none.
-    texts, words, masked = {policy.digest: policy.canonical}, dict[str, str](), dict[str, str]()
-    setting = offered = ""
+    # The texts that the pack needs, by their names, each as a line of the log.
+    texts, masked, setting, offered = {policy.digest: policy.canonical}, dict[str, str](), "", ""
     if policy.record == "full":
+        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
         setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
-        texts[setting] = setting_text
-        for content in request.contents:
-            name = hash_text(content.wire) if policy.redact else content.digest
-            texts[name] = content.wire
-            if name != content.digest:
-                masked[content.digest] = name
-        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
+        names = {content.digest: hash_text(content.wire) for content in request.contents if policy.redact}
+        masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
+        texts |= {setting: setting_text}
+        texts |= {names.get(content.digest, content.digest): content.wire for content in request.contents}
+        words = epoch_texts | texts_before | {hash_text(text): text for text in source.summaries.values()}
+        texts |= {name: canonical_json(text) for name, text in words.items()}
         if candidates or source.problems:
             offered = canonical_json({"candidates": candidates, "problems": source.problems})
-        words = epoch_texts | texts_before | {hash_text(text): text for text in source.summaries.values()}
-    new_masked = dict(masked.items() - chain.masked.items())
+    segments = {name: chain.texts[name] for name in texts if name in chain.texts}
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
@@ -255,26 +246,22 @@ def record(
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
         setting=setting,
         offered=hash_text(offered) if offered else "",
-        masked=new_masked,
+        masked=masked,
         texts=policy.record == "full",
         record="",
+        segments=as_ranges({int(name.partition("-")[0]) for name in (*chain.chain, *segments.values())}),
         stages=stage_hashes(pack, checksum),
     )
     line = manifest.record_line()
-    new_texts = [text for name, text in texts.items() if name not in chain.texts]
-    new_words = [canonical_json(text) for name, text in words.items() if name not in chain.texts]
-    segment, digits = segment_of([line, *filter(None, [offered]), *new_texts, *new_words])
-    name_of_segment = segment_name(manifest.number, digits)
-    segments = {name: chain.texts.get(name, name_of_segment) for name in (*texts, *words)}
-    numbers = {segment_number(name) for name in {*chain.chain, *segments.values()} - {name_of_segment}}
-    manifest, data = manifest.sealed(record=hash_text(line), segment=digits, segments=as_ranges(numbers))
+    new_lines = [line, offered, *(text for name, text in texts.items() if name not in segments)]
+    segment, lines = segment_of(manifest.number, filter(None, new_lines))
+    manifest, data = manifest.sealed(record=hash_text(line), segment=segment)
 
     new_tip = Tip(
         pack_id=manifest.pack_id,
         record=manifest.record,
-        chain=(*chain.chain, name_of_segment),
-        texts=segments,
-        masked={**chain.masked, **new_masked},
+        chain=(*chain.chain, segment),
+        texts=dict.fromkeys(texts, segment) | segments,
         counted=counted,
         log=log,
         logged=chain.logged + len(new),
@@ -283,7 +270,7 @@ def record(
         epoch=epoch,
         host=host,
     )
-    return Recording(manifest=manifest, data=data, segment=segment, tip=new_tip, saved=pack.to_store.saved)
+    return Recording(manifest=manifest, data=data, segment=lines, tip=new_tip, saved=pack.to_store.saved)
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:

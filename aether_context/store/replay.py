@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
-from itertools import groupby
 from typing import NamedTuple
 
 from cachetools import LRUCache
@@ -54,8 +52,6 @@ _CANDIDATES = TypeAdapter(tuple[Candidate, ...])
 _MOST_CONTENTS = 1_000_000
 _MOST_LOGS, _MOST_RESOLVED, _MOST_RECORDS, _MOST_PARSED = 4, 16, 1_000, 20_000
 """So many logs, resolved records, records and contents are kept in memory."""
-_MANY = 64
-"""The packs of which the segments are read at once."""
 
 
 class Resolved(NamedTuple):
@@ -108,12 +104,11 @@ class Replayer:
         self._policies: dict[str, PackPolicy] = {}
         self._settings: dict[str, Setting] = {}
 
-    def log(self, *manifests: Manifest) -> Log:
-        """The log of the session that manifests are of, with all that they name of it read."""
-        folder = self.store.session_path(manifests[0])
+    def log(self, manifest: Manifest) -> Log:
+        """The log of a manifest's session, with all read that the manifest names of it."""
+        folder = self.store.files.place(*manifest.session_key)
         log = self._logs.setdefault(folder, Log(self.store.files, folder))
-        ranges = [limits for manifest in manifests for limits in manifest.segments]
-        return log.load([*(manifest.number for manifest in manifests), *_indices(ranges, _MOST_CONTENTS)])
+        return log.load([manifest.number, *_indices(manifest.segments, _MOST_CONTENTS)])
 
     def resolve(self, manifest: Manifest) -> Resolved:
         """The record of a manifest with what those before it in its chain hold.
@@ -123,18 +118,13 @@ class Replayer:
             ManifestError: one of them is damaged.
             ReplayError: it names contents that they do not hold.
         """
-        resolved, waiting = self._resolved.get(manifest.record), list[Record]()
-        try:
-            for record in self.line(manifest) if resolved is None else ():
-                waiting.append(record)
-                if (resolved := self._resolved.get(record.extends or "")) is not None:
-                    break
-            for record in reversed(waiting):
-                resolved = _resolved(resolved, record)
-        except (ValueError, LookupError) as error:
-            raise ReplayError(f"the record of {manifest.pack_id} is not one: {error}") from error
-        assert resolved is not None, "a line has its own record"
-        self._resolved[manifest.record] = resolved
+        log, name, waiting = self.log(manifest), manifest.record, dict[str, Record]()
+        while name and name not in self._resolved:
+            waiting[name] = self._record(log, name)
+            name = waiting[name].extends or ""
+        for name, record in reversed(waiting.items()):
+            self._resolved[name] = _resolved(self._resolved.get(record.extends or ""), record)
+        resolved = self._resolved[manifest.record]
         manifest.fill(resolved.record)
         return resolved
 
@@ -142,18 +132,19 @@ class Replayer:
         """The records of a manifest's chain, the oldest last; errors as for `resolve`."""
         log, name = self.log(manifest), manifest.record
         while name:
-            if name not in self._records:
-                self._records[name] = Record.from_line(log.text(name))
-            yield self._records[name]
-            name = self._records[name].extends or ""
+            yield (record := self._record(log, name))
+            name = record.extends or ""
+
+    def _record(self, log: Log, name: str) -> Record:
+        if name not in self._records:
+            self._records[name] = Record.from_line(log.text(name))
+        return self._records[name]
 
     def setting(self, manifest: Manifest) -> Setting:
-        """The system instruction, declarations and step of a pack; `ReplayIncomplete` where they are not recorded."""
+        """The system instruction, declarations and step of a pack; `PackNotFound` where they are not there."""
         name = self.resolve(manifest).record.setting
         if name not in self._settings:
-            if name not in (texts := self.log(manifest).texts):
-                raise ReplayIncomplete(["system instruction, declarations and step"])
-            self._settings[name] = SETTING.validate_json(texts[name])
+            self._settings[name] = SETTING.validate_json(self.log(manifest).text(name))
         return self._settings[name]
 
     def offered(self, manifest: Manifest) -> Mapping[str, JSON]:
@@ -215,15 +206,6 @@ class Replayer:
             summaries={key: texts[name] for key, name in manifest.summaries.items()},
             wording=dict(setting.wording),
         )
-
-    def ahead(self, manifests: Sequence[Manifest]) -> Iterator[Manifest]:
-        """The manifests, with what they name of their logs read for many of them at once."""
-        for start in range(0, len(manifests), _MANY):
-            batch = manifests[start : start + _MANY]
-            for _, of_session in groupby(batch, self.store.session_path):
-                with suppress(AetherContextError):  # it is read again
-                    self.log(*of_session)
-            yield from batch
 
     def policy(self, manifest: Manifest) -> PackPolicy:
         """The policy that the pack was built with."""

@@ -15,7 +15,6 @@ from aether_context.errors import AetherContextError, StoreError
 from aether_context.store.files import File
 from aether_context.store.index import read_block, write_time
 from aether_context.store.layout import StoreEntry, entry_of
-from aether_context.store.log import segment_number
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import MANIFEST
 from aether_context.store.packs import Forgotten, Listing, PackStore, name_of
@@ -71,9 +70,7 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         packs = [entry for entry in of_session if entry.kind == "pack"]
         manifests, damaged = _manifests(store, packs)
         unreadable += damaged
-        old = [*filter(is_old, packs)]
-        if damaged and len(old) < len(packs):
-            old = []
+        old = [] if damaged and not all(map(is_old, packs)) else [*filter(is_old, packs)]
         names = {entry.stem for entry in old}
         stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry.stem not in names]
         there = {entry.stem for entry in packs} - names
@@ -81,7 +78,7 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         # What a process that was killed left of a pack has no manifest.
         aged = [*filter(is_old, of_session)]
         removed += [entry for entry in aged if entry.kind == "outcome" and entry.stem not in there]
-        segments = {entry.file.path: segment_number(entry.stem) for entry in aged if entry.kind == "segment"}
+        segments = {entry.file.path: int(entry.stem.partition("-")[0]) for entry in aged if entry.kind == "segment"}
         last, needed = max(segments.values(), default=0), {pack.number for pack in stay}
         for start, stop in (limits for pack in stay for limits in pack.segments):
             needed.update(range(max(start, 0), min(stop, last + 1)))

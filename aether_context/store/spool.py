@@ -29,8 +29,7 @@ from urllib.parse import quote, unquote_to_bytes
 from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import DRAFT, LATE_SECONDS, Files, make_folder, write_local
-from aether_context.store.log import segment_beside
-from aether_context.store.pack_file import MANIFEST
+from aether_context.store.pack_file import MANIFEST, segment_beside
 
 _R = TypeVar("_R")
 
@@ -154,16 +153,13 @@ class Spool:
 
     def holds_back(self, path: str = "", data: bytes = b"") -> bool:
         """Tells whether a write waits that later ones wait behind, or later ones to this path or of this data."""
-        return any(self.listed(WAITING)) or self.holds(path, REFUSED) or self.precedes(REFUSED, path, data)
-
-    def holds(self, path: str, folder: str) -> bool:
-        """Tells whether a write to a path is in a folder."""
-        key = _key(path)
-        return any(name.endswith(key) for name in self.listed(folder))
+        refused = any(name.endswith(_key(path)) for name in self.listed(REFUSED))
+        return refused or any(self.listed(WAITING)) or self.precedes(REFUSED, path, data)
 
     def precedes(self, folder: str, path: str, data: bytes) -> bool:
         """Tells whether data are a manifest's, whose segment is in a folder."""
-        return path.endswith(f"/{MANIFEST}") and self.holds(segment_beside(path, data), folder)
+        segment = segment_beside(path, data) if path.endswith(f"/{MANIFEST}") else ""
+        return any(name.endswith(_key(segment)) for name in self.listed(folder))
 
     def missing(self) -> int:
         """Counts the writes that are refused or were set aside."""

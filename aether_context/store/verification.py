@@ -20,11 +20,9 @@ from aether_context.store.index import INDEX, read_block
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import gunzip_bytes, read_record, record_file, remove_hash
-from aether_context.store.packs import PackStore, Parts
+from aether_context.store.packs import PackStore, name_of
 from aether_context.store.replay import Replayer
 
-_MANY = 64
-"""The packs that are read at once."""
 _DIGITS = 16
 """Digits of the hash in the name of a message, and in an address of evidence."""
 
@@ -66,12 +64,10 @@ class Verifier:
         self.unrecorded = 0
         self._replays = replays
         self.store = store
-        self._folder = ""
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
         self.outcomes: dict[str, str] = {}
         """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
-        self._parts: dict[str, Parts | AetherContextError] = {}
 
     def faults(self, places: Sequence[str], advance: Callable[[], object] = lambda: None) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any.
@@ -79,24 +75,11 @@ class Verifier:
         Args:
             advance: called behind each pack.
         """
-
-        def read_parts(pack_path: str) -> Parts | AetherContextError:
-            try:
-                return self.store.parts(pack_path)
-            except AetherContextError as error:
-                return error
-
-        faults = {}
-        for start in range(0, len(places), _MANY):
-            batch = places[start : start + _MANY]
-            self._parts |= zip(batch, self.store.files.at_once(read_parts, batch), strict=True)
-            self._enter(batch[0])
-            manifests = [parts.manifest for parts in map(self._parts.get, batch) if isinstance(parts, Parts)]
-            with suppress(AetherContextError):  # each is told below
-                _ = manifests and self._replayer.log(*manifests)
-            for pack_path in batch:
-                faults[pack_path] = self.fault(pack_path)
-                advance()
+        self._replayer, self._checked, faults = Replayer(self.store), {}, {}
+        for pack_path, manifest in zip(places, self.store.files.ahead(self._check, places), strict=True):
+            self._checked[pack_path] = manifest
+            faults[pack_path] = self.fault(pack_path)
+            advance()
         return faults
 
     def fault(self, pack_path: str, *, of_size: bool = True) -> str:
@@ -106,10 +89,10 @@ class Verifier:
             pack_path: it is fastest to check the places of one session one after the other.
             of_size: whether it is a fault that the request passes the window.
         """
-        self._enter(pack_path)
-        over = ""
+        manifest, over = self.checked(pack_path), ""
+        if isinstance(manifest, AetherContextError):
+            return str(manifest)
         try:
-            manifest = self.manifest(pack_path)
             if manifest.over_window and of_size:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
             if missing := self._replayer.missing(manifest):
@@ -120,36 +103,23 @@ class Verifier:
             if manifest.texts:
                 return str(error)
             self.unrecorded += 1
-        except AetherContextError as error:
+        except (AetherContextError, ValueError, LookupError) as error:  # a record may hold anything
             return str(error)
         return over
 
-    def _enter(self, pack_path: str) -> None:
-        """Begins with the session of a pack."""
-        folder = pack_path.rsplit("/", 1)[0]
-        if folder != self._folder:
-            self._folder, self._replayer, self._checked = folder, Replayer(self.store), {}
-
-    def manifest(self, pack_path: str) -> Manifest:
-        """The manifest at a place; raises where it is not there, or anything in its file is not what was written."""
+    def checked(self, pack_path: str) -> Manifest | AetherContextError:
+        """The manifest at a place; what is wrong where it is not there, or its file is not what was written."""
         if pack_path not in self._checked:
-            try:
-                self._checked[pack_path] = self._check(pack_path)
-            except AetherContextError as error:
-                self._checked[pack_path] = error
-        checked = self._checked[pack_path]
-        if isinstance(checked, AetherContextError):
-            raise checked
-        return checked
+            self._checked[pack_path] = self._check(pack_path)
+        return self._checked[pack_path]
 
-    def _check(self, pack_path: str) -> Manifest:
-        parts = self._parts.pop(pack_path, None) or self.store.parts(pack_path)
-        if isinstance(parts, AetherContextError):
-            raise parts
-        manifest = parts.manifest
+    def _check(self, pack_path: str) -> Manifest | AetherContextError:
+        try:
+            manifest, _, self.outcomes[name_of(pack_path)] = self.store.parts(pack_path)
+        except AetherContextError as error:
+            return error
         if self.store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
-            raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
-        self.outcomes[manifest.pack_id] = parts.outcome_hash
+            return PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         return manifest
 
 
@@ -194,12 +164,9 @@ def verify(
     folders = [folder for folder in sorted(entries) if not folder or ending in (None, folder.rsplit("/", 1)[-1])]
     total, done = sum(entry.kind == "pack" for folder in folders for entry in entries[folder]), count(1)
     for folder, of_folder in ((folder, entries[folder]) for folder in folders):
-        manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
         faults = verifier.faults(places, lambda: advance(next(done), total))
-        for pack_path in places:
-            with suppress(AetherContextError):
-                manifests.append(verifier.manifest(pack_path))
+        manifests = [manifest for manifest in map(verifier.checked, places) if isinstance(manifest, Manifest)]
         findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:

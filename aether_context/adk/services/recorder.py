@@ -30,9 +30,8 @@ from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.store.files import Files
 from aether_context.store.index import write_time
 from aether_context.store.layout import pack_at
-from aether_context.store.log import LOG
 from aether_context.store.masking import MaskedPacks
-from aether_context.store.pack_file import MANIFEST
+from aether_context.store.pack_file import LOG, MANIFEST
 from aether_context.store.spool import TIMEOUT_SECONDS, SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
@@ -319,8 +318,9 @@ class Recorder:
         if invocation == identity.invocation:
             return tip
         try:  # a store that is spared is asked, too
-            ends = (f"packs/{tip.pack_id}/{MANIFEST}", f"{LOG}/{tip.first_segment}")
-            if all(self.store.files.get(f"{folder}/{name}", 1) for name in ends):
+            oldest = min({*tip.chain, *tip.texts.values()})
+            ends = {oldest: f"{LOG}/{oldest}", tip.chain[-1]: f"packs/{tip.pack_id}/{MANIFEST}"}
+            if all(self.store.files.get(f"{folder}/{name}", 1) for name in ends.values()):
                 return tip
         except StoreError:
             return None
