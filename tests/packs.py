@@ -32,6 +32,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
+from aether_context.store.pack_file import segment_path
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -185,7 +186,7 @@ def changed(given: PackInput, **fields: Any) -> PackInput:
 def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str, str]:
     """The paths of a pack's manifest, of its segment of the log, and of its outcome, which need not be there."""
     place = store.place(manifest)
-    return f"{place}/{MANIFEST}", store.segment_path(manifest), f"{place}/{OUTCOME}"
+    return f"{place}/{MANIFEST}", segment_path(place, manifest.segment), f"{place}/{OUTCOME}"
 
 
 def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], file: int = 0) -> None:

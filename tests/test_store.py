@@ -203,8 +203,8 @@ def test_a_segment_stays_while_a_pack_that_stays_needs_it(store, monkeypatch):
     age(store, monkeypatch, lambda path: 1 if last.pack_id in path else 40)
     forget_older(store)
     assert verified(store) == 1
-    left = [store.segment_path(manifest).removeprefix(store.files.root) in paths(store) for manifest in others]
-    assert set(left) == {True, False}
+    segments = [packs.paths_of(store, manifest)[1].removeprefix(store.files.root) for manifest in others]
+    assert {segment in paths(store) for segment in segments} == {True, False}
     age(store, monkeypatch, lambda path: 40)
     forget_older(store)
     assert paths(store) == set()

@@ -63,9 +63,9 @@ def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
     return text
 
 
-def segment_beside(manifest_path: str, manifest: bytes) -> str:
-    """The path of the segment that the pack of a manifest wrote, by the manifest's path and file."""
-    return f"{manifest_path.rsplit('/', 3)[0]}/{LOG}/{json.loads(manifest)['segment']}"
+def segment_path(pack_path: str, segment: str) -> str:
+    """The path of a segment in the log of the session that a pack's folder is of."""
+    return f"{pack_path.rsplit('/', 2)[0]}/{LOG}/{segment}"
 
 
 def segment_of(number: int, lines: Iterable[str]) -> tuple[str, bytes]:

@@ -43,7 +43,6 @@ from aether_context.store import pack_file
 from aether_context.store.files import File, Files, segment
 from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
 from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
-from aether_context.store.pack_file import LOG, lines_of
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -172,7 +171,7 @@ class PackStore:
 
     def _create(self, recording: Recording) -> bool:
         pack_path = self.place(recording.manifest)
-        self.files.create(self.segment_path(recording.manifest), recording.segment)
+        self.files.create(pack_file.segment_path(pack_path, recording.manifest.segment), recording.segment)
         if not self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
             return False
         self._index.add(self.files, pack_path, recording.data)
@@ -292,8 +291,8 @@ class PackStore:
             PackNotFound: the segment is not there.
             ManifestError: it is damaged, or does not hold the record that the manifest names.
         """
-        path = self.segment_path(manifest)
-        texts = lines_of(self._data(path))
+        path = pack_file.segment_path(self.place(manifest), manifest.segment)
+        texts = pack_file.lines_of(self._data(path))
         if manifest.record not in texts:
             raise ChecksumMismatch(f"{path} does not hold what was written")
         return texts
@@ -444,10 +443,6 @@ class PackStore:
     def place(self, manifest: Manifest) -> str:
         """The place of a pack."""
         return f"{self.files.place(*manifest.session_key)}/packs/{manifest.pack_id}"
-
-    def segment_path(self, manifest: Manifest) -> str:
-        """The path of the segment that a pack wrote."""
-        return f"{self.files.place(*manifest.session_key)}/{LOG}/{manifest.segment}"
 
     def uri(self, manifest: Manifest) -> str:
         """The URL of the manifest."""

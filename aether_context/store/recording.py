@@ -163,8 +163,8 @@ def record(
     # The texts that the pack needs, by their names, each as a line of the log.
     texts, masked, setting, offered = {policy.digest: policy.canonical}, dict[str, str](), "", ""
     if policy.record == "full":
-        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
+        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
         setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
         names = {content.digest: hash_text(content.wire) for content in request.contents if policy.redact}
         masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
@@ -232,6 +232,7 @@ def record(
         positions=as_ranges(request.positions),
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
+        segments=as_ranges({int(name.partition("-")[0]) for name in (*chain.chain, *segments.values())}),
         rows=rows,
         candidates=_numbers(pack.rows),
         truncation_events=_truncations(pack),
@@ -249,7 +250,6 @@ def record(
         masked=masked,
         texts=policy.record == "full",
         record="",
-        segments=as_ranges({int(name.partition("-")[0]) for name in (*chain.chain, *segments.values())}),
         stages=stage_hashes(pack, checksum),
     )
     line = manifest.record_line()

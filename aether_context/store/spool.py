@@ -13,6 +13,7 @@ Nothing is locked: no name is given twice, and what two processes deliver at the
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -29,7 +30,7 @@ from urllib.parse import quote, unquote_to_bytes
 from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import DRAFT, LATE_SECONDS, Files, make_folder, write_local
-from aether_context.store.pack_file import MANIFEST, segment_beside
+from aether_context.store.pack_file import MANIFEST, segment_path
 
 _R = TypeVar("_R")
 
@@ -158,8 +159,10 @@ class Spool:
 
     def precedes(self, folder: str, path: str, data: bytes) -> bool:
         """Tells whether data are a manifest's, whose segment is in a folder."""
-        segment = segment_beside(path, data) if path.endswith(f"/{MANIFEST}") else ""
-        return any(name.endswith(_key(segment)) for name in self.listed(folder))
+        if not path.endswith(f"/{MANIFEST}"):
+            return False
+        key = _key(segment_path(os.path.dirname(path), json.loads(data)["segment"]))
+        return any(name.endswith(key) for name in self.listed(folder))
 
     def missing(self) -> int:
         """Counts the writes that are refused or were set aside."""
