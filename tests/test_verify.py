@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from failing import FailingFileSystem
 from google.genai import types
 from packs import paths_of, recording
-from scripted import Chat, big_file, call, sound
+from scripted import Chat, big_file, call, sound, was_cut
 from upkeep import by_kind, delete_older, kind_of
 from wording import FORGOTTEN, MANIFEST
 
@@ -204,6 +204,21 @@ def test_a_log_holds_each_text_once_across_cuts(store: PackStore) -> None:
     assert {first.setting, first.policy, *first.contents.added} < set(names)
     assert len(sound(store)) == 16
     assert len(store.files.below(store.files.root)) == 32
+
+
+def test_a_process_that_starts_anew_relies_on_nothing_in_the_log(store: PackStore) -> None:
+    chat = talked(store, turns=9)
+    manifests = list(store.manifests())
+    assert any(was_cut(manifest) for manifest in manifests)
+    names = [name for manifest in manifests for name in store.texts(manifest)]
+    assert len(names) == len(set(names))
+    assert manifests[-1].segments != ()
+    chat.restart()
+    chat.llm.script[:] = ["ok"]
+    chat.say("are you there?")
+    last = list(store.manifests())[-1]
+    assert (last.extends, last.segments) == (None, ())
+    chat.replays()
 
 
 def test_a_manifest_and_the_log_tell_all_of_a_call(store: PackStore) -> None:

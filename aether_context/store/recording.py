@@ -232,7 +232,7 @@ def record(
         positions=as_ranges(request.positions),
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
-        segments=as_ranges({int(name.partition("-")[0]) for name in (*chain.chain, *segments.values())}),
+        segments=as_ranges({int(name.partition("-")[0]) for name in {*chain.chain, *segments.values()}}),
         rows=rows,
         candidates=_numbers(pack.rows),
         truncation_events=_truncations(pack),
