@@ -107,11 +107,6 @@ def without_surrogates(text: str) -> str:
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode()
 
 
-def canonical_object(members: Mapping[str, str]) -> str:
-    """The canonical text of an object, given the canonical texts of its values."""
-    return "{" + ",".join(f"{canonical_json(name)}:{members[name]}" for name in sorted(members)) + "}"
-
-
 def is_writable(number: int) -> bool:
     """Tells whether Python surely writes an integer in decimal digits, of which it takes 4,300 by default."""
     return number.bit_length() < 14_000

@@ -13,7 +13,7 @@ from typing import Any
 
 from wording import MANIFEST, OUTCOME, SUMMARY_TITLE
 
-from aether_context.canonical import canonical_json, hash_text, short
+from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation import Conversation, Decision, strategies_of, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.pack import (
@@ -32,6 +32,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
+from aether_context.store.pack_file import segment_path
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -183,14 +184,13 @@ def changed(given: PackInput, **fields: Any) -> PackInput:
 
 
 def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str, str]:
-    """The paths of a pack's manifest, of its replay file, and of its outcome, which need not be there."""
-    names = (MANIFEST, f"replay-{short(manifest.replay_bytes)}.json.gz", OUTCOME)
-    first, second, third = (f"{store.place(manifest)}/{name}" for name in names)
-    return first, second, third
+    """The paths of a pack's manifest, of its segment of the log, and of its outcome, which need not be there."""
+    place = store.place(manifest)
+    return f"{place}/{MANIFEST}", segment_path(place, manifest.segment), f"{place}/{OUTCOME}"
 
 
 def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], file: int = 0) -> None:
-    """Changes a file of a pack: 0 the manifest, 1 what is in the replay file, 2 the outcome."""
+    """Changes a file of a pack: 0 the manifest, 1 what is in its segment of the log, 2 the outcome."""
     path = paths_of(store, manifest)[file]
     data = store.files.read(path)
     text = gzip.decompress(data) if file == 1 else data

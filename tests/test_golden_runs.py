@@ -140,8 +140,8 @@ _ID = re.compile(
     r"e-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|pack_[\w.-]+"
 )
 _LEFT_OUT = (
-    "before", "counts", "digest", "outcome_before", "policy", "replay_bytes", "replay_text", "setting", "settings",
-    "stored", "texts",
+    "before", "counts", "digest", "extends", "masked", "offered", "outcome_before", "policy", "record", "segment",
+    "setting", "stored", "texts",
 )  # fmt: skip
 """Fields that hash ids or every setting there is, the counts of single texts, which rows have too, and what was written
 beside packs meanwhile."""
@@ -151,7 +151,7 @@ def settled(chat: Chat) -> str:
     """The manifests in their order as indented JSON, a fact a line, each id replaced by its number."""
     lines = []
     for manifest in chat.manifests():
-        fields = json.loads(manifest.to_json()) | manifest.replay_fields()
+        fields = json.loads(manifest.to_json()) | json.loads(manifest.record_line())
         plain = json.loads(canonical_json({name: fields[name] for name in sorted(fields) if name not in _LEFT_OUT}))
         lines.append(json.dumps(plain, indent=1, sort_keys=True, ensure_ascii=False))
         lines.append("")

@@ -55,7 +55,7 @@ def files(store: PackStore, kind: str) -> list[File]:
     return by_kind(store).get(kind, [])
 
 
-@pytest.mark.parametrize("kind", ["pack", "replay", "outcome", "message", "record", "evidence", "turns", "artifact"])
+@pytest.mark.parametrize("kind", ["pack", "segment", "outcome", "message", "record", "evidence", "turns", "artifact"])
 @pytest.mark.rows(3)
 def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> None:
     artifacts = FsspecArtifactService(store.url)
@@ -188,7 +188,9 @@ def test_verify_of_one_session_and_as_json(store: PackStore) -> None:
     told = CliRunner().invoke(main, ["verify", "--json", *url])
     report = json.loads(told.stdout)
     assert (told.exit_code, report["packs"], report["passed"]) == (1, 2, 1)
-    assert list(report["faults"]) == [store.files.below_base(store.place(bad))]
+    assert list(report["faults"]) == [
+        store.files.below_base(path) for path in (paths_of(store, bad)[1], store.place(bad))
+    ]
     assert CliRunner().invoke(main, ["verify", "--session", "good", *url]).exit_code == 0
     assert CliRunner().invoke(main, ["verify", "--session", "bad", *url]).exit_code == 1
     assert CliRunner().invoke(main, ["verify", "--session", "none", *url]).exit_code == 3
@@ -256,7 +258,7 @@ def test_the_address_of_a_manifest_stands_in_event_and_log_and_is_read_in_its_ow
 # whole or absent, in a spool
 
 
-def test_a_manifest_waits_in_the_spool_for_its_replay_file(tmp_path: Path) -> None:
+def test_a_manifest_waits_in_the_spool_for_its_segment_of_the_log(tmp_path: Path) -> None:
     url = "failing://removal-order"
     spool = Spool(tmp_path / "spool")
     files, there = SpooledFiles(Files(url), spool), PackStore(url)
@@ -266,7 +268,7 @@ def test_a_manifest_waits_in_the_spool_for_its_replay_file(tmp_path: Path) -> No
         FailingFileSystem.down = True
         manifest = there.through(files).write(made)
         FailingFileSystem.down = False
-        FailingFileSystem.refused = ("replay-",)
+        FailingFileSystem.refused = ("/log/",)
         files._pause = 10.0  # it was tried for long
         for _ in range(4):
             files._deliver_all()
@@ -282,7 +284,7 @@ def test_a_manifest_waits_in_the_spool_for_its_replay_file(tmp_path: Path) -> No
         FailingFileSystem.end()
 
 
-def test_a_manifest_whose_replay_file_is_damaged_in_the_spool_is_set_aside_with_it(tmp_path: Path) -> None:
+def test_a_manifest_whose_segment_is_damaged_in_the_spool_is_set_aside_with_it(tmp_path: Path) -> None:
     url = "failing://removal-damaged"
     spool = Spool(tmp_path / "spool")
     files, there = SpooledFiles(Files(url), spool), PackStore(url)

@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from packs import recording
 from scripted import Chat, call, sound
 from upkeep import delete_older, forget
+from wording import FORGOTTEN
 
 from aether_context import Manifest, PackStore, verify
 from aether_context.adk import ContextPackPlugin
@@ -197,12 +198,13 @@ def test_what_is_old_goes_and_leaves_nothing(store):
     assert paths(store) == set()
 
 
-def test_a_chain_that_goes_on_stays_with_its_first_pack(store, monkeypatch):
-    first, *others, last = packs.chain(store, 4)
+def test_a_segment_stays_while_a_pack_that_stays_needs_it(store, monkeypatch):
+    *others, last = packs.talk(store)
     age(store, monkeypatch, lambda path: 1 if last.pack_id in path else 40)
     forget_older(store)
-    assert verified(store) == 2 + len(others)
-    assert first.extends is None
+    assert verified(store) == 1
+    segments = [packs.paths_of(store, manifest)[1].removeprefix(store.files.root) for manifest in others]
+    assert {segment in paths(store) for segment in segments} == {True, False}
     age(store, monkeypatch, lambda path: 40)
     forget_older(store)
     assert paths(store) == set()
@@ -211,12 +213,14 @@ def test_a_chain_that_goes_on_stays_with_its_first_pack(store, monkeypatch):
 def test_what_was_taken_out_stays_while_a_pack_that_stays_names_it(store, monkeypatch):
     chat = Chat(plugin=ContextPackPlugin(store=store, on_error="raise"), tools=[big], script=[call("big"), "done"])
     chat.say("go")
-    last = list(store.manifests())[-1]
+    first, last = store.manifests()
     assert last.artifact_uris
     age(store, monkeypatch, lambda path: 1 if last.pack_id in path else 40)
-    before = paths(store)
+    before = {path for path in paths(store) if first.pack_id not in path}
     forget_older(store)
-    assert paths(store) == before
+    assert paths(store) - before == {f"/shop/ann/s1/{FORGOTTEN}"}
+    assert before - paths(store) == set()
+    assert verified(store) == 1
     age(store, monkeypatch, lambda path: 40)
     forget_older(store)
     assert paths(store) == set()

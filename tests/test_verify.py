@@ -20,7 +20,7 @@ from click.testing import CliRunner
 from failing import FailingFileSystem
 from google.genai import types
 from packs import paths_of, recording
-from scripted import Chat, big_file, call, sound
+from scripted import Chat, big_file, call, sound, was_cut
 from upkeep import by_kind, delete_older, kind_of
 from wording import FORGOTTEN, MANIFEST
 
@@ -58,7 +58,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     assert verify(store, replays=True).faults == {}
     kinds = by_kind(store)
     assert kinds.keys() == {
-        "pack", "replay", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
+        "pack", "segment", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
         "forgotten",
     }  # fmt: skip
     chance = random.Random(1)
@@ -68,7 +68,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             store.files.replace(
                 files[0].path, data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
             )
-            is_of_pack = kind_of(files[0]) in ("pack", "replay", "outcome")
+            is_of_pack = kind_of(files[0]) in ("pack", "outcome")
             path = files[0].path.rpartition("/")[0] if is_of_pack else files[0].path
             assert store.files.below_base(path) in verify(store).faults, (files[0].path, at)
         store.files.replace(files[0].path, data)
@@ -147,10 +147,12 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
 
 def test_each_file_of_a_pack_is_json_that_other_programs_read(store: PackStore) -> None:
     manifest = store.write(recording(), {"input_tokens": 5})
-    first, replay, outcome = (Path(path).read_bytes() for path in paths_of(store, manifest))
+    first, segment, outcome = (Path(path).read_bytes() for path in paths_of(store, manifest))
     assert json.loads(first)["pack_id"] == manifest.pack_id
     assert first.count(b"\n") > 50
-    assert json.loads(gzip.decompress(replay)).keys() >= {"rows", "counts", "settings", "texts"}
+    record, *texts = map(json.loads, gzip.decompress(segment).splitlines())
+    assert record.keys() >= {"rows", "contents", "setting", "offered"}
+    assert {"parts": [{"text": "hello"}], "role": "model"} in texts
     assert json.loads(outcome).items() >= {"pack_id": manifest.pack_id, "input_tokens": 5}.items()
 
 
@@ -178,32 +180,63 @@ def test_rows_are_read_when_they_are_asked_for(store: PackStore) -> None:
     made = recording()
     store.write(made)
     (read,) = store.manifests()
-    name = paths_of(store, read)[1].rsplit("/", 1)[-1]
-    data = store.files.read(f"{store.place(read)}/{name}")
-    store.files.delete(f"{store.place(read)}/{name}")
+    segment = paths_of(store, read)[1]
+    data = store.files.read(segment)
+    store.files.delete(segment)
     assert read.request_tokens == made.manifest.request_tokens
     with pytest.raises(PackNotFound):
         _ = read.rows
-    store.files.create(f"{store.place(read)}/{name}", data)
+    store.files.create(segment, data)
     assert read.rows == made.manifest.rows
     assert read.model_dump() == made.manifest.model_dump()
 
 
-def test_a_chain_holds_each_thing_once_and_stands_alone(store: PackStore) -> None:
-    first, *others = packs.chain(store, 6)
+def test_a_log_holds_each_text_once_across_cuts(store: PackStore) -> None:
+    first, *others = manifests = packs.talk(store, turns=16)
     assert first.extends is None
-    assert first.settings is not None
-    for before, manifest in pairwise([first, *others]):
-        assert (manifest.extends, manifest.settings) == (before.pack_id, None)
+    for before, manifest in pairwise(manifests):
+        assert manifest.extends in (None, before.record)
         assert (manifest.number, manifest.before) == (before.number + 1, before.digest)
-        assert "setting" not in store.texts(manifest)
-        assert len(manifest.contents.added) == 2
-    assert len(sound(store)) == 6
-    assert len(store.files.below(store.files.root)) == 12
+        assert manifest.record in store.texts(manifest)
+    assert [one.extends is None for one in others].count(True) == 2
+    names = [name for one in manifests for name in store.texts(one)]
+    assert len(names) == len(set(names))
+    assert {first.setting, first.policy, *first.contents.added} < set(names)
+    assert len(sound(store)) == 16
+    assert len(store.files.below(store.files.root)) == 32
+
+
+def test_a_process_that_starts_anew_relies_on_nothing_in_the_log(store: PackStore) -> None:
+    chat = talked(store, turns=9)
+    manifests = list(store.manifests())
+    assert any(was_cut(manifest) for manifest in manifests)
+    names = [name for manifest in manifests for name in store.texts(manifest)]
+    assert len(names) == len(set(names))
+    assert manifests[-1].segments != ()
+    chat.restart()
+    chat.llm.script[:] = ["ok"]
+    chat.say("are you there?")
+    last = list(store.manifests())[-1]
+    assert (last.extends, last.segments) == (None, ())
+    chat.replays()
+
+
+def test_a_manifest_and_the_log_tell_all_of_a_call(store: PackStore) -> None:
+    """No other manifest is read, and no segment but those that it names."""
+    *others, last = packs.talk(store)
+    needed = {last.number, *(number for start, stop in last.segments for number in range(start, stop))}
+    assert len(needed) < last.number
+    for manifest in others:
+        for path in paths_of(store, manifest)[: 1 + (manifest.number not in needed)]:
+            store.files.delete(path)
+    assert len(sound(store)) == 1
+    assert "segment" not in str(verify(store).faults)
+    packs.rewrite(store, last, lambda text: text.replace(b"Question", b"Answer"), 1)
+    assert "lacks 1 of its texts" in str(verify(store).faults)
 
 
 def bomb(size: int) -> bytes:
-    """A file with gzip of ``size`` bytes that begin like those of a replay file."""
+    """A file with gzip of ``size`` bytes that begin like those of a segment."""
     stream = zlib.compressobj(9, zlib.DEFLATED, zlib.MAX_WBITS | 16)
     start = stream.compress(b"{") + stream.flush(zlib.Z_FULL_FLUSH)
     block = stream.compress(b" " * 2**24) + stream.flush(zlib.Z_FULL_FLUSH)  # it stands for itself, and may be repeated

@@ -26,12 +26,13 @@ from starlette.testclient import TestClient
 from wording import MANIFEST
 
 from aether_context import PackStore
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, readable_json, short
+from aether_context.canonical import canonical_json, hash_json, hash_text, readable_json
 from aether_context.lab.cli import main
 from aether_context.lab.reading import WHY
 from aether_context.lab.viewer import create_app, report
 from aether_context.pack import LAYERS
 from aether_context.store import Manifest
+from aether_context.store.pack_file import segment_of
 from aether_context.usage import Totals
 
 
@@ -286,20 +287,21 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
 
 
 def forge(chat: Chat, change: dict[str, Any]) -> None:
-    """Changes fields of a session's first manifest or of its replay file, by their paths, and seals it again."""
+    """Changes fields of a session's first manifest or of its record, by their paths, and seals it again."""
     first, files = chat.manifests()[0], chat.store.files
-    path, replay_path, _ = packs.paths_of(chat.store, first)
-    fields, replay = json.loads(files.read(path)), json.loads(gzip.decompress(files.read(replay_path)))
+    path, segment_path, _ = packs.paths_of(chat.store, first)
+    line, *texts = gzip.decompress(files.read(segment_path)).decode().split("\n")
+    fields, record = json.loads(files.read(path)), json.loads(line)
     for name, value in change.items():
         *above, last = name.split(".")
-        within = replay if name.split(".")[0] in replay else fields
+        within = record if name.split(".")[0] in record else fields
         for step in above:
             within = within[int(step) if step.isdecimal() else step]
-        within[last] = first.pack_id if value == "itself" else value
-    text = canonical_json(replay).encode()
-    data = gzip.compress(text)
-    files.create(f"{chat.store.place(first)}/replay-{short(hash_bytes(data))}.json.gz", data)
-    fields |= {"replay_bytes": hash_bytes(data), "replay_text": hash_bytes(text)}
+        within[last] = first.record if value == "itself" else value
+    line = canonical_json(record)
+    segment, data = segment_of(first.number, [line, *texts])
+    files.create(f"{segment_path.rpartition('/')[0]}/{segment}", data)
+    fields |= {"record": hash_text(line), "segment": segment}
     digest = hash_json({name: value for name, value in fields.items() if name != "digest"})
     files.replace(path, readable_json({**fields, "digest": digest}).encode())
 
@@ -311,7 +313,9 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
         {"request_tokens": [1]}, {"agent": {}}, {"pack_id": 7}, {"epoch": [1]}, {"epoch.number": "x"},
         {"allocation.system.used": "x"}, {"allocation": {}}, {"prefix.shared_tokens": "x"},
         {"tools.kept": {"look_up": "x"}}, {"weights": "x"}, {"rows": 5}, {"rows.0.tokens": 10**400},
-        {"parent": "itself"}, {"positions": [[0, 10**13]]}, {"others": [[0, 10**13]]}, {"positions": [[5, 2]]},
+        {"extends": "itself"}, {"segments": [[0, 10**13]]},
+        {"contents": {"ranges": [[0, 9]]}}, {"positions": [[0, 10**13]]},
+        {"others": [[0, 10**13]]}, {"positions": [[5, 2]]},
     ],
     ids=lambda change: repr(change)[:40],
 )  # fmt: skip

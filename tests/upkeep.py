@@ -7,15 +7,13 @@ from aether_context.store.files import File
 from aether_context.store.retention import all_of, carry_out, older_than
 
 _KINDS = {"turns": "turns", "messages": "message", "summaries": "summary", "calibration": "calibration"}
-_KINDS |= {"index": "index", "artifacts": "artifact"}
+_KINDS |= {"index": "index", "artifacts": "artifact", "log": "segment"}
 _OF_PACKS = {"manifest.json": "pack", "outcome.json": "outcome", "forgotten.json": "forgotten", "name.json": "name"}
 
 
 def kind_of(file: File) -> str:
     """The kind of a file of a store, by its path."""
     *folders, name = file.path.split("/")
-    if name.startswith("replay-"):
-        return "replay"
     if "evidence" in folders:
         return "record" if name.endswith(".json") else "evidence"
     return _OF_PACKS.get(name) or next(_KINDS[folder] for folder in folders if folder in _KINDS)

@@ -1,23 +1,19 @@
 """The manifest: a pack's receipt. It says what was sent, what was left out and why, and lets the pack be built again.
 
 A manifest is written once and never edited. ``checksum`` is a hash over the request that was sent; ``digest`` is a hash
-over the manifest itself. From one cut to the next, manifests form a chain: each names the one that it ``extends``, and
-holds what is new: contents, rows, counts and settings of those before it are not repeated. The first of a chain holds
-everything, so that a chain stands alone.
-
-``manifest.json`` holds all fields but those of `IN_REPLAY`, which only a replay reads. The replay file holds them, and
-the texts where the policy records any; a manifest from a store reads it when the first of them is asked for.
+over the manifest itself. What only a replay reads is its `Record` in the session's log, which it names by hash; a
+manifest from a store reads it when the first of its fields is asked for. From one cut to the next, records form a
+chain: each names the one that it ``extends``, and holds what is new.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import cache
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal, Self, TypeAlias, TypeVar
 
-from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError, create_model
+from pydantic import BaseModel, ConfigDict, Field, PrivateAttr, ValidationError
 
-from aether_context.canonical import JSON, hash_json
+from aether_context.canonical import JSON, canonical_json, hash_json
 from aether_context.errors import ChecksumMismatch, ManifestError
 from aether_context.pack import (
     OBSERVE,
@@ -40,19 +36,20 @@ from aether_context.pack import (
     describe,
 )
 from aether_context.store.layout import manifest_uri
-from aether_context.store.pack_file import check_signature, fields_of, manifest_file, signed
+from aether_context.store.pack_file import (
+    SEGMENT,
+    TEXT_DIGITS,
+    check_signature,
+    fields_of,
+    manifest_file,
+    parse_json,
+    signed,
+)
 from aether_context.usage import CallUsage
 from aether_context.usage.calibration import estimated
 
 PackName: TypeAlias = Annotated[str, Field(pattern=r"^[^/\\.][^/\\]*$")]
 """The id of a pack, which is the name of its folder: it leads to no other place."""
-
-IN_REPLAY: Final = frozenset({
-    "contents", "counts", "epoch", "epoch_before", "others", "positions", "rows", "setting", "settings", "stages",
-    "summaries",
-})  # fmt: skip
-"""The fields that the replay file holds."""
-
 
 BudgetName: TypeAlias = Literal["system", "task", "tools", "evidence", "memory", "conversation", "slack_min"]
 _Model = TypeVar("_Model", bound=BaseModel)
@@ -121,15 +118,65 @@ class ContentList(_Record):
     """Index ranges, among the chain's contents, of those that went in."""
 
 
-class Manifest(_Record):
+class Record(_Record):
+    """The part of a manifest that only a replay reads, which stands in the log.
+
+    Texts are named by their hashes, and stand in the log, too.
+    """
+
+    number: int = 1
+    """The pack's number in its session, from 1."""
+    extends: str | None = None
+    """The name of the record before it in its chain; null where the chain begins with this one."""
+    contents: ContentList = ContentList()
+    """The contents that the pack was built from."""
+    positions: tuple[tuple[int, int], ...] = ()
+    """Index ranges of these contents in the host's list."""
+    others: tuple[tuple[int, int], ...] = ()
+    """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""
+    chose: bool = False
+    """Whether candidates were ranked for this pack; where not, the rows of the candidates before hold."""
+    rows: tuple[Row, ...] = ()
+    """The candidates that are new here or whose state changed."""
+    counts: Mapping[str, int] = {}
+    """Token counts of texts, by short hash, where no row and no pack before it holds them."""
+    setting: str = ""
+    """The name of system instruction, declarations and step; empty where no texts are recorded."""
+    offered: str = ""
+    """The name of the candidates that were ranked and of the problems that were met; empty where there are none."""
+    masked: Mapping[str, str] = {}
+    """The names of the masked forms of contents that are new in the chain, by the hashes of these."""
+    summaries: Mapping[str, str] = {}
+    """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
+    epoch: Epoch = Epoch(number=0)
+    """The epoch after this pack."""
+    epoch_before: Epoch | None = None
+    """The epoch before this pack; null where it is that after the pack it extends."""
+    stages: Mapping[str, str] = {}
+    """Short hashes of the stages' results."""
+
+    @classmethod
+    def from_line(cls, text: str) -> Record:
+        """A record from its line in the log; `ManifestError` where it is none."""
+        record = _valid(Record, parse_json(text, TEXT_DIGITS))
+        try:
+            record.model_dump(mode="json", include={"epoch", "epoch_before"})
+        except ValueError as error:
+            raise ManifestError(f"not a record: epoch: {error}") from error  # it is nested too deep
+        return record
+
+
+IN_RECORD: Final = Record.model_fields.keys() - {"number"}
+"""The fields that the record in the log holds, and ``manifest.json`` does not."""
+
+
+class Manifest(Record):
     """The manifest of one pack."""
 
     schema_version: Literal[1] = 1
     """Version of this schema."""
     pack_id: PackName
     """``pack_{time of the last event}_{task}_{step}_{hash}``."""
-    number: int = 1
-    """The pack's number in its session, from 1."""
     turn: int = 1
     """The number of the user's message in the session that led to it, from 1."""
     before: str = ""
@@ -138,8 +185,6 @@ class Manifest(_Record):
     """The hash of that pack's outcome as it is in the store; empty where it was not written yet."""
     first_number: int = 1
     """The number of the session's first pack; of those before it none was in the store when this one was written."""
-    extends: PackName | None = None
-    """The pack before it in its chain; null where the chain begins with this one."""
     call_before: PackName | None = None
     """The pack before it for the same agent; null where that is unknown."""
     app: str
@@ -197,9 +242,6 @@ class Manifest(_Record):
     """The policy's profile."""
     policy: str
     """Hash of the policy."""
-    settings: Mapping[str, Any] | None = None
-    """The settings of the policy that are not the recorded defaults; null where a pack before it in the chain holds
-    them."""
     arm: str = ""
     """The arm that the session has, ``observe`` where the request was left as it is; empty where none are compared."""
     off: tuple[str, ...] = ()
@@ -224,20 +266,12 @@ class Manifest(_Record):
     unknown and weighs as one half."""
     tools: ToolScope
     """The tool declarations."""
-    contents: ContentList = ContentList()
-    """The contents that the pack was built from."""
-    positions: tuple[tuple[int, int], ...] = ()
-    """Index ranges of these contents in the host's list."""
     request_index: int | None = None
     """Index of the final human message among the contents: the user's request, or what another agent handed over."""
     words: str = ""
     """The first 120 characters of the message that is answered, at an invocation's first call; empty without texts."""
-    others: tuple[tuple[int, int], ...] = ()
-    """Index ranges among the contents of other agents' turns, which ADK shows as user messages."""
     first_call: bool = True
     """Whether this was the invocation's first model call, or the first that answers what another agent handed over."""
-    chose: bool = False
-    """Whether candidates were ranked for this pack; where not, the rows of the candidates before hold."""
     rewritten: bool = False
     """Whether the host changed history that an earlier cut or request relied on."""
     cached_price: float = 0.1
@@ -256,8 +290,6 @@ class Manifest(_Record):
     """Whether signed thoughts are bound to what precedes them."""
     passthrough_reason: str = ""
     """Why the request was left as it came; empty where it was not."""
-    rows: tuple[Row, ...] = ()
-    """The candidates that are new here or whose state changed."""
     candidates: Mapping[Layer, Mapping[str, int]] = {}
     """The number of contents and candidates of each layer, by the form in which they are sent, and for those that are
     not sent by the reason."""
@@ -273,10 +305,6 @@ class Manifest(_Record):
     """Tokens by which the session grows from one human message to the next; null where that was not known."""
     epoch_number: int = 1
     """The number of the epoch after this pack, from 1."""
-    epoch: Epoch = Epoch(number=0)
-    """The epoch after this pack."""
-    epoch_before: Epoch | None = None
-    """The epoch before this pack; null where it is that after the pack it extends."""
     epoch_reason: EpochReason | None = None
     """Why an epoch began with this pack; null where none did."""
     prefix: Prefix
@@ -310,21 +338,14 @@ class Manifest(_Record):
     """Expected tokens by which the request exceeds the window, where what is never cut does not fit; else 0."""
     calibration: Calibration | None = None
     """How the estimate was calibrated; null where no usage was known."""
-    counts: Mapping[str, int] = {}
-    """Token counts of texts, by short hash, where no row and no pack before it holds them."""
-    summaries: Mapping[str, str] = {}
-    """Hashes of the summaries that a model wrote for this pack, by the hash over their prompts."""
-    setting: str = ""
-    """The hash of system instruction, declarations and step, which stand among the texts of the first pack of the chain
-    that had them; empty where it is that of the pack that this one extends, or no texts are recorded."""
     texts: bool = False
-    """Whether the replay file holds the texts that are new with this pack."""
-    replay_bytes: str = ""
-    """Hash of the bytes of the replay file, whose name begins with it."""
-    replay_text: str = ""
-    """Hash of what is in the replay file."""
-    stages: Mapping[str, str] = {}
-    """Short hashes of the stages' results."""
+    """Whether the texts are recorded that it was built from."""
+    record: str = ""
+    """The hash of its record in the session's log."""
+    segment: Annotated[str, Field(pattern=f"^{SEGMENT.pattern}$")] = ""
+    """The name of the segment that it wrote there."""
+    segments: tuple[tuple[int, int], ...] = ()
+    """Ranges of the numbers of other segments that hold records of its chain and texts that it needs."""
     checksum: str
     """Hash over the request that was sent."""
     masked_checksum: str = ""
@@ -366,7 +387,7 @@ class Manifest(_Record):
 
     @classmethod
     def parse(cls, text: str | bytes) -> Self:
-        """A manifest from the text of ``manifest.json``, without the fields of the replay file; errors as for
+        """A manifest from the text of ``manifest.json``, without the fields of its record; errors as for
         `fields_of` and `of`."""
         return cls.of(fields_of(text), _nowhere)
 
@@ -375,35 +396,32 @@ class Manifest(_Record):
         """A manifest from the fields of its file; `ManifestError` where they are not those of a manifest.
 
         Args:
-            load: reads the replay file and calls `fill`, when a field of that is asked for.
+            load: reads the record and calls `fill`, when a field of that is asked for.
         """
+        if "record" not in fields:
+            raise ManifestError("it names no record of its session's log: it is damaged, or of an earlier form")
         manifest = _valid(cls, {**_UNREAD, **fields})
-        for name in IN_REPLAY:
+        for name in IN_RECORD:
             del manifest.__dict__[name]
         manifest._load = load
         return manifest
 
-    def fill(self, fields: Mapping[str, JSON]) -> None:
-        """Takes in the fields of the replay file; `ManifestError` where they are others."""
-        part = _valid(_replay_part(), fields)
-        try:
-            part.model_dump(mode="json", include={"epoch", "epoch_before"})
-        except ValueError as error:
-            raise ManifestError(f"not a manifest: epoch: {error}") from error  # it is nested too deep
-        self.__dict__.update(part.__dict__)
+    def fill(self, record: Record) -> None:
+        """Takes in the fields of its record."""
+        self.__dict__.update((name, getattr(record, name)) for name in IN_RECORD)
         self._load = None
 
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
             private = object.__getattribute__(self, "__pydantic_private__") or {}
-            if name in IN_REPLAY and private.get("_load") is not None:
+            if name in IN_RECORD and private.get("_load") is not None:
                 private["_load"](self)
                 return self.__dict__[name]
             return super().__getattr__(name)
 
         def model_dump(self, **options: Any) -> dict[str, Any]:
-            """All fields, those of the replay file included."""
+            """All fields, those of the record included."""
             _ = self.rows
             return super().model_dump(**options)
 
@@ -417,10 +435,10 @@ class Manifest(_Record):
         """The text of ``manifest.json``: optional fields that have their default are left out."""
         return manifest_file(self._fields()).decode()
 
-    def replay_fields(self) -> dict[str, JSON]:
-        """The fields of the replay file, without those that have their default."""
+    def record_line(self) -> str:
+        """The line of its record in the log: fields that have their default are left out."""
         _ = self.rows
-        return self._dump(include=set(IN_REPLAY))
+        return canonical_json(self._dump(include=set(Record.model_fields)))
 
     def sealed(self, **values: object) -> tuple[Self, bytes]:
         """This manifest with other values, and with its digest and signature; and its file."""
@@ -444,7 +462,7 @@ class Manifest(_Record):
     def _fields(self) -> dict[str, JSON]:
         always: dict[str, JSON] = {name: getattr(self, name) for name in ("schema_version", "number", "turn")}
         lists: dict[str, JSON] = {name: [] for name in ("truncation_events", "artifact_uris", "degradations")}
-        return always | lists | self._dump(exclude=set(IN_REPLAY))
+        return always | lists | self._dump(exclude=set(IN_RECORD))
 
     def _dump(self, **options: Any) -> dict[str, JSON]:
         serializer = self.__pydantic_serializer__
@@ -457,14 +475,7 @@ _UNREAD: Mapping[str, Any] = {"epoch": Epoch(number=0), "contents": ContentList(
 
 
 def _nowhere(manifest: Manifest) -> None:
-    raise ManifestError(f"{manifest.pack_id}: its replay file is not known: take the manifest from a store")
-
-
-@cache
-def _replay_part() -> type[_Record]:
-    """The model of the fields of a replay file."""
-    fields: dict[str, Any] = {name: (info.annotation, info) for name, info in Manifest.model_fields.items()}
-    return create_model("ReplayPart", __base__=_Record, **{name: fields[name] for name in sorted(IN_REPLAY)})
+    raise ManifestError(f"{manifest.pack_id}: its record is not known: take the manifest from a store")
 
 
 def _valid(model: type[_Model], fields: Mapping[str, JSON]) -> _Model:
@@ -479,6 +490,6 @@ def _valid(model: type[_Model], fields: Mapping[str, JSON]) -> _Model:
 def schema() -> dict[str, Any]:
     """The JSON Schema of ``manifest.json``."""
     schema = Manifest.model_json_schema(mode="serialization")
-    for name in IN_REPLAY:
+    for name in IN_RECORD:
         del schema["properties"][name]
     return schema | {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "aether_context manifest"}

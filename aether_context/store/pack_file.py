@@ -1,11 +1,14 @@
-"""The files of a pack, in a folder that has its id for a name, and those of records of evidence.
+"""The files of a pack, and those of records of evidence.
 
-    manifest.json             the receipt, for people and tools: JSON on many lines, written once, and last
-    replay-{hash8}.json.gz    what only a replay reads: canonical JSON with gzip, named by the hash of its bytes
-    outcome.json              how the model call ended
+    packs/{pack_id}/manifest.json        the receipt, for people and tools: JSON on many lines, written once, and last
+    packs/{pack_id}/outcome.json         how the model call ended
+    log/{number}-{hash8}.jsonl.gz        what only a replay reads, in the log that the session's packs share
 
-A replay file has a name of its own for each content, so that a process that was killed, or a second one that records
-the same call, leaves nothing that contradicts the manifest.
+A segment of the log is what one pack adds, with gzip: a line with its record, and a line for each text that its writer
+did not know to be in the log. Each line is canonical JSON, and named by its hash; what is no JSON is a JSON string, and
+named by its own hash. So whoever knows a name knows whether a line is what was written. ``number`` is that of the pack,
+and ``hash8`` is that of the file's bytes, so that a process that was killed, or a second one that records the same
+call, leaves nothing that contradicts the manifest.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ import hmac
 import json
 import math
 import os
+import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
-from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, readable_json, short
+from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, hash_text, readable_json, short
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.evidence import EvidenceRecord
 
 SCHEMA_VERSION = 1
 MANIFEST, OUTCOME = "manifest.json", "outcome.json"
 GZIP_ENDING = ".json.gz"
+LOG, SEGMENT = "log", re.compile(r"(\d{6,})-[0-9a-f]{8}\.jsonl\.gz")
 MOST_TEXT_BYTES = 512 * 2**20
 """The most bytes that a file with gzip may hold."""
 _WELL_COMPRESSED = 250_000
@@ -58,9 +63,25 @@ def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
     return text
 
 
-def replay_name(digest: str) -> str:
-    """The name of a replay file by the hash of its bytes."""
-    return f"replay-{short(digest)}{GZIP_ENDING}"
+def segment_path(pack_path: str, segment: str) -> str:
+    """The path of a segment in the log of the session that a pack's folder is of."""
+    return f"{pack_path.rsplit('/', 2)[0]}/{LOG}/{segment}"
+
+
+def segment_of(number: int, lines: Iterable[str]) -> tuple[str, bytes]:
+    """The name of the segment that a pack with a number writes, and its bytes."""
+    data = gzip_bytes("\n".join(lines).encode())
+    return f"{number:06}-{short(hash_bytes(data))}.jsonl.gz", data
+
+
+def lines_of(data: bytes) -> dict[str, str]:
+    """The texts in a segment by their names; `ManifestError` where it is damaged."""
+    try:
+        lines = gunzip_bytes(data).decode().split("\n")
+        texts = [json.loads(line) if line.startswith('"') else line for line in lines]
+    except (ValueError, RecursionError) as error:
+        raise ManifestError(f"damaged: {error}") from error
+    return {hash_text(text): text for text in texts}
 
 
 def manifest_file(fields: Mapping[str, JSON]) -> bytes:

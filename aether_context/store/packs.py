@@ -1,6 +1,7 @@
 """Packs on any fsspec URL: written once, and nothing named by a model or a tool.
 
-    {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack: manifest, replay file and outcome, see `pack_file`
+    {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack: manifest and outcome, see `pack_file`
+    {base}/{app}/{user}/{session}/log/…                      records and texts that packs name, see `pack_file`
     {base}/{app}/{user}/{session}/turns/{scope}/…            what an agent was shown, by position, see `turns`
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
@@ -61,7 +62,6 @@ class Parts(NamedTuple):
     """The contents of a pack's files; the outcome is None, and the hash of its file empty, where there is none."""
 
     manifest: Manifest
-    texts: dict[str, JSON]
     outcome: dict[str, JSON] | None = None
     outcome_hash: str = ""
 
@@ -170,8 +170,8 @@ class PackStore:
         return recording.manifest
 
     def _create(self, recording: Recording) -> bool:
-        pack_path, manifest = self.place(recording.manifest), recording.manifest
-        self.files.create(f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}", recording.replay)
+        pack_path = self.place(recording.manifest)
+        self.files.create(pack_file.segment_path(pack_path, recording.manifest.segment), recording.segment)
         if not self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
             return False
         self._index.add(self.files, pack_path, recording.data)
@@ -255,7 +255,7 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         try:
-            return Manifest.of(pack_file.fields_of(data), self.texts)
+            return Manifest.of(pack_file.fields_of(data), self.fill)
         except ManifestError as error:
             path = self.files.url_of(f"{pack_path}/{pack_file.MANIFEST}")
             raise type(error)(f"{error} (pack {name_of(pack_path)}, {path})") from error
@@ -268,15 +268,15 @@ class PackStore:
         fields = pack_file.fields_of(data)
         if data != pack_file.manifest_file(fields):
             raise ManifestError("the manifest is not as it was written")
-        manifest = Manifest.of(fields, self.texts)
+        manifest = Manifest.of(fields, self.fill)
         manifest.verify()
-        texts, outcome = self._replay(pack_path, manifest), self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
+        outcome = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         if outcome is None:
-            return Parts(manifest, texts)
+            return Parts(manifest)
         answer = pack_file.read_outcome(outcome, manifest.digest)
         if outcome != readable_json(pack_file.parse_json(outcome)).encode():
             raise ManifestError("the outcome is not as it was written")
-        return Parts(manifest, texts, answer, hash_bytes(outcome))
+        return Parts(manifest, answer, hash_bytes(outcome))
 
     def _data(self, path: str) -> bytes:
         data = self.files.get(path)
@@ -284,34 +284,24 @@ class PackStore:
             raise PackNotFound(f"{path} is not there")
         return data
 
-    def extended(self, manifest: Manifest) -> Manifest:
-        """The manifest that this one extends; `PackNotFound` where it is missing."""
-        try:
-            return self.read(f"{self.place(manifest).rpartition('/')[0]}/{manifest.extends}")
-        except PackNotFound as error:
-            raise PackNotFound(f"{manifest.pack_id} extends {manifest.extends}, which is not in {self.url}") from error
-
-    def texts(self, manifest: Manifest) -> dict[str, JSON]:
-        """The texts that are new with a pack; empty where none are recorded. It fills the manifest, too.
+    def texts(self, manifest: Manifest) -> dict[str, str]:
+        """The texts in the segment that a pack wrote, by their hashes, its record among them.
 
         Raises:
-            PackNotFound: the replay file is not there.
-            ChecksumMismatch: it is not the one that the manifest names.
+            PackNotFound: the segment is not there.
+            ManifestError: it is damaged, or does not hold the record that the manifest names.
         """
-        return self._replay(self.place(manifest), manifest)
-
-    def _replay(self, pack_path: str, manifest: Manifest) -> dict[str, JSON]:
-        path = f"{pack_path}/{pack_file.replay_name(manifest.replay_bytes)}"
-        data = self._data(path)
-        if hash_bytes(data) != manifest.replay_bytes:
-            raise ChecksumMismatch(f"{path} does not hold the bytes that were written")
-        text = pack_file.gunzip_bytes(data)
-        fields = pack_file.parse_json(text, pack_file.TEXT_DIGITS) if hash_bytes(text) == manifest.replay_text else None
-        if not isinstance(fields, dict):
-            raise ChecksumMismatch(f"{path} does not hold the text that was written")
-        texts: dict[str, JSON] = fields.pop("texts", {})
-        manifest.fill(fields)
+        path = pack_file.segment_path(self.place(manifest), manifest.segment)
+        texts = pack_file.lines_of(self._data(path))
+        if manifest.record not in texts:
+            raise ChecksumMismatch(f"{path} does not hold what was written")
         return texts
+
+    def fill(self, manifest: Manifest) -> None:
+        """Reads the record of a manifest; errors as for `texts`."""
+        from aether_context.store.manifest import Record
+
+        manifest.fill(Record.from_line(self.texts(manifest)[manifest.record]))
 
     def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], *, is_new: bool = False) -> str:
         """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from pydantic import TypeAdapter
 
-from aether_context.canonical import canonical_json, canonical_object, fold, hash_bytes, hash_json, hash_text, short
+from aether_context.canonical import canonical_json, fold, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
 from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import (
@@ -35,7 +35,7 @@ from aether_context.pack import (
 )
 from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
-from aether_context.store.pack_file import gzip_bytes
+from aether_context.store.pack_file import segment_of
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -47,25 +47,25 @@ OF_HOST = tuple(name for name in Host._fields if name != "readings")
 
 
 class Tip(NamedTuple):
-    """The end of a chain of manifests: what the next one may leave out.
+    """The end of a chain of records: what the next one may leave out.
 
-    ``base`` is the first pack of the chain. ``counted`` is the counter and the model that tokens were counted for;
-    where either changes, the next manifest begins a new chain. ``log`` are the hashes of the ``logged`` contents that
-    the chain has recorded, with their places among these. ``rows`` are the keys of the rows that the chain holds,
-    ``counts`` are token counts by key, ``held`` the hashes of its epochs' texts, settings and policies; ``setting`` is
-    that of the last one. ``host`` is a hash of the host's system instruction and declarations. A chain that begins has
-    the defaults.
+    ``record`` is the name of the last one, ``chain`` are the names of the segments that hold all of them. ``counted``
+    is the counter and the model that tokens were counted for; where either changes, and with each cut, the next record
+    begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
+    among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key. ``texts``
+    outlive the chain: the texts that the last pack needs, by their names, each with the name of the segment that holds
+    it. ``host`` is a hash of the host's system instruction and declarations. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
-    base: str = ""
+    record: str = ""
+    chain: tuple[str, ...] = ()
+    texts: Mapping[str, str] = NOTHING
     counted: tuple[str, str] = ("", "")
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
     rows: frozenset[str] = frozenset()
     counts: Mapping[str, int] = NOTHING
-    held: frozenset[str] = frozenset()
-    setting: str = ""
     epoch: Epoch | None = None
     host: str = ""
 
@@ -73,21 +73,20 @@ class Tip(NamedTuple):
 class Recording(NamedTuple):
     """A manifest ready to be written.
 
-    ``data`` and ``replay`` are the bytes of its file and of its replay file, ``tip`` is what the next manifest extends,
+    ``data`` and ``segment`` are the bytes of its file and of its part of the log, ``tip`` is what the next one extends,
     ``saved`` are texts to be stored by their URI.
     """
 
     manifest: Manifest
     data: bytes
-    replay: bytes
+    segment: bytes
     tip: Tip
     saved: Mapping[str, str]
 
     def changed(self, **values: object) -> Recording:
         """The same with other values in its manifest."""
         manifest, data = self.manifest.sealed(**values)
-        base = manifest.pack_id if self.tip.base == self.tip.pack_id else self.tip.base
-        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id, base=base))
+        return self._replace(manifest=manifest, data=data, tip=self.tip._replace(pack_id=manifest.pack_id))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -123,8 +122,8 @@ def record(
     Args:
         sent: the pack whose masked form it is; None where nothing in it is masked.
         counter: identity of the token counter.
-        tip: the end of the chain to extend. None begins a new chain, and so does a pack with a cut, or one that was
-            counted by another counter or for another model.
+        tip: the end of the chain to extend. None begins a new chain, with all texts; so does a pack with a cut, or one
+            that was counted by another counter or for another model, without the texts that are in the log.
         position: fields of the manifest that say where the pack stands in its session, and what the store holds of
             that: ``number``, ``turn``, ``before`` and the like.
     """
@@ -132,8 +131,8 @@ def record(
 
     source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
     counted = (counter, request.model)
-    starts_chain = tip is None or tip.counted != counted or any(event.stage == "cut" for event in pack.events)
-    chain = Tip() if tip is None or starts_chain else tip
+    goes_on = tip is not None and tip.counted == counted and all(event.stage != "cut" for event in pack.events)
+    chain = tip if tip is not None and goes_on else Tip(texts=tip.texts if tip is not None else NOTHING)
 
     of_contents, of_candidates = pack.rows[: len(request.contents)], pack.rows[len(request.contents) :]
     keys = [row_key(row) for row in pack.rows]
@@ -153,7 +152,6 @@ def record(
             new.append(content)
         places.append(logged_at[at] if at < len(logged_at) else chain.logged + len(new) - 1)
     contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
-    new_wires = {content.digest: content.wire for content in new if content.digest not in log}
     if new:
         log = dict(log)
         for number, content in enumerate(new, chain.logged):
@@ -161,29 +159,22 @@ def record(
 
     epoch, epoch_texts = _without_texts(pack.epoch)
     epoch_before, texts_before = _without_texts(source.epoch)
-    epoch_texts |= texts_before
 
-    settings = None if policy.digest in chain.held else json.loads(policy.canonical)
-    digests = chain.held | {policy.digest}
-    members, setting_digest = dict[str, str](), ""
+    # The texts that the pack needs, by their names, each as a line of the log.
+    texts, masked, setting, offered = {policy.digest: policy.canonical}, dict[str, str](), "", ""
     if policy.record == "full":
-        # The texts that the chain does not hold, as canonical JSON, which wires already are.
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
-        setting, setting_digest = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
-        new_epoch = {digest: text for digest, text in epoch_texts.items() if digest not in digests}
-        members = {"contents": f"[{','.join(new_wires.values())}]"} if new_wires else {}
-        if new_wires and policy.redact:
-            members["digests"] = canonical_json(list(new_wires))
-        if setting_digest not in digests:
-            members["setting"] = setting
-        other_texts = {
-            "candidates": [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else [],
-            "epoch": new_epoch,
-            "problems": source.problems,
-            "summaries": source.summaries,
-        }
-        members |= {name: canonical_json(value) for name, value in other_texts.items() if value}
-        digests = digests.union(new_epoch, {setting_digest})
+        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
+        setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
+        names = {content.digest: hash_text(content.wire) for content in request.contents if policy.redact}
+        masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
+        texts |= {setting: setting_text}
+        texts |= {names.get(content.digest, content.digest): content.wire for content in request.contents}
+        words = epoch_texts | texts_before | {hash_text(text): text for text in source.summaries.values()}
+        texts |= {name: canonical_json(text) for name, text in words.items()}
+        if candidates or source.problems:
+            offered = canonical_json({"candidates": candidates, "problems": source.problems})
+    segments = {name: chain.texts[name] for name in texts if name in chain.texts}
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
@@ -197,7 +188,7 @@ def record(
     manifest = Manifest(
         pack_id=pack_id(identity, step),
         **position,
-        extends=chain.pack_id or None,
+        extends=chain.record or None,
         call_before=source.previous.pack_id or None,
         **identity._asdict(),
         **values_of(source.host, *OF_HOST),
@@ -223,7 +214,6 @@ def record(
         plan_validity=source.validity if source.validity != verdict.validity else None,
         profile=policy.profile,
         policy=policy.digest,
-        settings=settings,
         counter=counter,
         layer_budgets={
             "slack_min" if layer == "slack" else layer: LayerBudget(
@@ -242,6 +232,7 @@ def record(
         positions=as_ranges(request.positions),
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
+        segments=as_ranges({int(name.partition("-")[0]) for name in {*chain.chain, *segments.values()}}),
         rows=rows,
         candidates=_numbers(pack.rows),
         truncation_events=_truncations(pack),
@@ -254,29 +245,32 @@ def record(
         superseded={uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
         counts=counts,
         summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=setting_digest if chain.setting != setting_digest else "",
+        setting=setting,
+        offered=hash_text(offered) if offered else "",
+        masked=masked,
         texts=policy.record == "full",
+        record="",
         stages=stage_hashes(pack, checksum),
     )
-    parts = {name: canonical_json(value) for name, value in manifest.replay_fields().items()}
-    text = canonical_object(parts | ({"texts": canonical_object(members)} if manifest.texts else {})).encode()
-    replay = gzip_bytes(text)
-    manifest, data = manifest.sealed(replay_bytes=hash_bytes(replay), replay_text=hash_bytes(text))
+    line = manifest.record_line()
+    new_lines = [line, offered, *(text for name, text in texts.items() if name not in segments)]
+    segment, lines = segment_of(manifest.number, filter(None, new_lines))
+    manifest, data = manifest.sealed(record=hash_text(line), segment=segment)
 
     new_tip = Tip(
         pack_id=manifest.pack_id,
-        base=chain.base or manifest.pack_id,
+        record=manifest.record,
+        chain=(*chain.chain, segment),
+        texts=dict.fromkeys(texts, segment) | segments,
         counted=counted,
         log=log,
         logged=chain.logged + len(new),
         rows=frozenset(keys),
         counts={**chain.counts, **new_counts},
-        held=digests,
-        setting=setting_digest,
         epoch=epoch,
         host=host,
     )
-    return Recording(manifest=manifest, data=data, replay=replay, tip=new_tip, saved=pack.to_store.saved)
+    return Recording(manifest=manifest, data=data, segment=lines, tip=new_tip, saved=pack.to_store.saved)
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:

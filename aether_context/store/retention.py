@@ -21,7 +21,6 @@ from aether_context.store.packs import Forgotten, Listing, PackStore, name_of
 from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
-_OF_PACK = ("replay", "outcome")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -29,12 +28,11 @@ class Removal:
     """The files that would be deleted of one user.
 
     Attributes:
-        files: the files to delete, a manifest before those that it extends, and before all that it names.
+        files: the files to delete, a manifest before all that it names.
         foreign: number of files in the same folders that are not ours.
         forgotten: what goes for its age, by its session: app, user, session.
         folders: those of which everything goes, what is on its way to the store included.
-        unreadable: packs that could not be read. Nobody knows which chain they belong to, so they stay, with all of
-            their session.
+        unreadable: packs that could not be read. Nobody knows what they need, so they stay, with all of their session.
     """
 
     files: tuple[File, ...]
@@ -52,8 +50,8 @@ class Removal:
 def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Removal:
     """The files older than ``seconds`` of one user, whose folder is ``owner``.
 
-    A chain of packs goes as a whole, once its last pack is that old: the first pack of one that goes on stays. What
-    was taken out of messages and results goes where no pack that stays names it, the rest by its own age.
+    What was taken out of messages and results, and a segment of a log, goes where no pack that stays needs it, the rest
+    by its own age.
 
     Args:
         now: seconds since 1970 UTC.
@@ -72,19 +70,20 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         packs = [entry for entry in of_session if entry.kind == "pack"]
         manifests, damaged = _manifests(store, packs)
         unreadable += damaged
-        chains: dict[str, list[StoreEntry]] = defaultdict(list)
-        for entry in packs:
-            chains[_first(entry.stem, manifests)].append(entry)
-        old = packs if all(map(is_old, packs)) else []
-        if not old and not damaged:
-            old = [entry for chain in chains.values() if all(map(is_old, chain)) for entry in chain]
+        old = [] if damaged and not all(map(is_old, packs)) else [*filter(is_old, packs)]
         names = {entry.stem for entry in old}
         stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry.stem not in names]
         there = {entry.stem for entry in packs} - names
         removed += old
         # What a process that was killed left of a pack has no manifest.
         aged = [*filter(is_old, of_session)]
-        removed += [entry for entry in aged if entry.kind in _OF_PACK and entry.stem not in there]
+        removed += [entry for entry in aged if entry.kind == "outcome" and entry.stem not in there]
+        segments = {entry.file.path: int(entry.stem.partition("-")[0]) for entry in aged if entry.kind == "segment"}
+        last, needed = max(segments.values(), default=0), {pack.number for pack in stay}
+        for start, stop in (limits for pack in stay for limits in pack.segments):
+            needed.update(range(max(start, 0), min(stop, last + 1)))
+        if len(stay) == len(packs) - len(old):  # else nobody knows what some need
+            removed += [entry for entry in aged if segments.get(entry.file.path, -1) not in {-1, *needed}]
         turns = [entry for entry in aged if entry.kind == "turns"]
         removed += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
@@ -209,14 +208,6 @@ def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str,
         elif not isinstance(manifest, StoreError):
             damaged.append(f"{pack_path}/{MANIFEST}")
     return manifests, damaged
-
-
-def _first(name: str, manifests: dict[str, Manifest]) -> str:
-    """The name of the first pack of a pack's chain, or of the first one that is there."""
-    visited = {name}
-    while name in manifests and (extended := manifests[name].extends) in manifests and extended not in visited:
-        visited.add(name := extended)
-    return name
 
 
 def _digest_of(store: PackStore, record: StoreEntry) -> str:

@@ -3,16 +3,17 @@
 A write is on the disk when the call returns, and the next process goes on with what this one left. Each is a file, with
 a line that holds the hash of the data and the path before the data, and its place in the queue is its name:
 
-    {store}/waiting/{number}-{create or replace}-{hash of the folder}{hash of the path}.write
+    {store}/waiting/{number}-{create or replace}-{hash of the path}.write
 
 Writes that the store refuses while it takes others are in ``refused``, behind all that waits, and in ``aside`` what is
-damaged, or finds another file in its place. A manifest waits for what else of its pack waits, so that it never names
-what is not there. A file in ``forgotten`` holds a folder: what was added for it before is not delivered any more.
+damaged, or finds another file in its place. A manifest waits for its segment of the log, so that it never names what
+is not there. A file in ``forgotten`` holds a folder: what was added for it before is not delivered any more.
 Nothing is locked: no name is given twice, and what two processes deliver at the same moment finds itself there.
 """
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -29,7 +30,7 @@ from urllib.parse import quote, unquote_to_bytes
 from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import DRAFT, LATE_SECONDS, Files, make_folder, write_local
-from aether_context.store.pack_file import MANIFEST
+from aether_context.store.pack_file import MANIFEST, segment_path
 
 _R = TypeVar("_R")
 
@@ -40,7 +41,7 @@ FOLDER = "AETHER_CONTEXT_SPOOL"
 
 WAITING, REFUSED, ASIDE, FORGOTTEN = "waiting", "refused", "aside", "forgotten"
 _ENDING = ".write"
-_DIGITS = 16
+_DIGITS = 32
 _NAME = re.compile(r"\d{20}-(replace|create)-[0-9a-f]{32}\.write")
 _STEP = 1_024
 """So far apart are numbers: what takes the place of a write that waits has the next one."""
@@ -151,16 +152,17 @@ class Spool:
     def is_empty(self) -> bool:
         return not any(self.listed(WAITING, REFUSED))
 
-    def holds_back(self, path: str = "") -> bool:
-        """Tells whether a write waits that later ones wait behind, or later ones to this path."""
-        key = _key(path)
-        refused = self.listed(REFUSED)
-        return any(self.listed(WAITING)) or any(name.endswith(key) or self.precedes(name, path) for name in refused)
+    def holds_back(self, path: str = "", data: bytes = b"") -> bool:
+        """Tells whether a write waits that later ones wait behind, or later ones to this path or of this data."""
+        refused = any(name.endswith(_key(path)) for name in self.listed(REFUSED))
+        return refused or any(self.listed(WAITING)) or self.precedes(REFUSED, path, data)
 
-    def precedes(self, name: str, path: str) -> bool:
-        """Tells whether a path is that of a manifest, and a write is of its pack, too."""
-        key = _key(path)
-        return path.endswith(f"/{MANIFEST}") and name.split("-")[2].startswith(key[:_DIGITS]) and not name.endswith(key)
+    def precedes(self, folder: str, path: str, data: bytes) -> bool:
+        """Tells whether data are a manifest's, whose segment is in a folder."""
+        if not path.endswith(f"/{MANIFEST}"):
+            return False
+        key = _key(segment_path(os.path.dirname(path), json.loads(data)["segment"]))
+        return any(name.endswith(key) for name in self.listed(folder))
 
     def missing(self) -> int:
         """Counts the writes that are refused or were set aside."""
@@ -222,9 +224,8 @@ class Spool:
 
 
 def _key(path: str) -> str:
-    """The end of the name of each write to a path: the hash of the folder, and that of the path."""
-    folder = os.path.dirname(path)
-    return f"{short(hash_text(folder), _DIGITS)}{short(hash_text(path), _DIGITS)}{_ENDING}"
+    """The end of the name of each write to a path, the hash of that."""
+    return f"{short(hash_text(path), _DIGITS)}{_ENDING}"
 
 
 def _head(path: str, data: bytes) -> bytes:
@@ -248,10 +249,10 @@ def spool_of(files: Files) -> Spool | None:
 class SpooledFiles(Files):
     """Files that take every write: a write that the store cannot take waits in the spool until it can.
 
-    While any write waits, all later ones wait behind it, so that a manifest never arrives before the pack that it
-    extends. A store that failed is tried again after half a second, then after longer and longer pauses of up to ten.
-    One that took longer than ``LATE_SECONDS`` is spared for half a minute: what is to be written goes to the spool,
-    and nobody waits for the thread that delivers it. A write that neither store nor spool takes is a `StoreError`.
+    While any write waits, all later ones wait behind it, so that a manifest never arrives before what it names. A store
+    that failed is tried again after half a second, then after longer and longer pauses of up to ten. One that took
+    longer than ``LATE_SECONDS`` is spared for half a minute: what is to be written goes to the spool, and nobody waits
+    for the thread that delivers it. A write that neither store nor spool takes is a `StoreError`.
     """
 
     def __init__(self, files: Files, spool: Spool) -> None:
@@ -278,7 +279,7 @@ class SpooledFiles(Files):
 
     def _write(self, operation: Callable[[str, bytes], _R], path: str, data: bytes, write: Write) -> _R | bool:
         began = time.monotonic()
-        if began > self._direct_at and not self.spool.holds_back(path):
+        if began > self._direct_at and not self.spool.holds_back(path, data):
             try:
                 result = operation(path, data)
             except StoreError as error:
@@ -381,8 +382,8 @@ class SpooledFiles(Files):
         if self.spool.is_forgotten(name, path):
             self.spool.take_out(name)
             return True
-        for folder in (REFUSED, ASIDE) if path.endswith(f"/{MANIFEST}") else ():
-            if any(self.spool.precedes(other, path) for other in self.spool.listed(folder)):
+        for folder in (REFUSED, ASIDE) if is_sound else ():
+            if self.spool.precedes(folder, path, data):
                 self.spool.take_out(name, folder)
                 return name.startswith(WAITING) or folder == ASIDE
         try:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import count
 from typing import Any, Protocol
 
-from aether_context.canonical import canonical_json, hash_bytes, hash_json, short
+from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
@@ -20,7 +20,7 @@ from aether_context.store.index import INDEX, read_block
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import gunzip_bytes, read_record, record_file, remove_hash
-from aether_context.store.packs import PackStore, Parts
+from aether_context.store.packs import PackStore, name_of
 from aether_context.store.replay import Replayer
 
 _DIGITS = 16
@@ -64,14 +64,10 @@ class Verifier:
         self.unrecorded = 0
         self._replays = replays
         self.store = store
-        self._folder = ""
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
-        self._sound: set[str] = set()
-        """Packs whose chains are sound up to them."""
         self.outcomes: dict[str, str] = {}
         """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
-        self._parts: dict[str, Parts | AetherContextError] = {}
 
     def faults(self, places: Sequence[str], advance: Callable[[], object] = lambda: None) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any.
@@ -79,89 +75,51 @@ class Verifier:
         Args:
             advance: called behind each pack.
         """
-
-        def read_parts(pack_path: str) -> Parts | AetherContextError:
-            try:
-                return self.store.parts(pack_path)
-            except AetherContextError as error:
-                return error
-
-        faults = {}
-        for pack_path, parts in zip(places, self.store.files.ahead(read_parts, places), strict=True):
-            self._parts[pack_path] = parts
+        self._replayer, self._checked, faults = Replayer(self.store), {}, {}
+        for pack_path, manifest in zip(places, self.store.files.ahead(self._check, places), strict=True):
+            self._checked[pack_path] = manifest
             faults[pack_path] = self.fault(pack_path)
             advance()
         return faults
 
-    def fault(self, pack_path: str, *, chain: bool = False) -> str:
+    def fault(self, pack_path: str, *, of_size: bool = True) -> str:
         """Describes the fault of the pack at a place; empty where there is none.
 
         Args:
             pack_path: it is fastest to check the places of one session one after the other.
-            chain: whether only a replay is asked for: the packs before it in its chain must be sound then as well, and
-                its size does not matter.
+            of_size: whether it is a fault that the request passes the window.
         """
-        folder = pack_path.rsplit("/", 1)[0]
-        if folder != self._folder:
-            self._folder, self._replayer, self._checked, self._sound = folder, Replayer(self.store), {}, set()
-        over = ""
+        manifest, over = self.checked(pack_path), ""
+        if isinstance(manifest, AetherContextError):
+            return str(manifest)
         try:
-            manifest = self.manifest(pack_path)
-            if manifest.over_window and not chain:
+            if manifest.over_window and of_size:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
-            if manifest.extends is not None and (fault := self._chain_fault(manifest.extends, chain or self._replays)):
-                return fault
+            if missing := self._replayer.missing(manifest):
+                return f"its session's log lacks {len(missing):,} of its texts, the first {missing[0]}"
             if self._replays:
                 self._replayer.replay(manifest)
         except ReplayIncomplete as error:
             if manifest.texts:
                 return str(error)
             self.unrecorded += 1
-        except AetherContextError as error:
+        except (AetherContextError, ValueError, LookupError) as error:  # a record may hold anything
             return str(error)
         return over
 
-    def _chain_fault(self, extended: str | None, whole: bool) -> str:
-        """Describes the fault of the pack that another one extends, and where ``whole`` is set of those before it."""
-        below: list[str] = []
-        while extended is not None and extended not in self._sound and extended not in below:
-            try:
-                manifest = self.manifest(f"{self._folder}/{extended}")
-            except PackNotFound:
-                return f"it extends {extended}, which is not there"
-            except AetherContextError:
-                return f"it extends {extended}, which failed" if whole else ""
-            if not whole:
-                return ""
-            below.append(extended)
-            extended = manifest.extends
-        self._sound.update(below)
-        return ""
-
-    def manifest(self, pack_path: str) -> Manifest:
-        """The manifest at a place; raises where it is not there, or anything in its file is not what was written."""
+    def checked(self, pack_path: str) -> Manifest | AetherContextError:
+        """The manifest at a place; what is wrong where it is not there, or its file is not what was written."""
         if pack_path not in self._checked:
-            try:
-                self._checked[pack_path] = self._check(pack_path)
-            except AetherContextError as error:
-                self._checked[pack_path] = error
-        checked = self._checked[pack_path]
-        if isinstance(checked, AetherContextError):
-            raise checked
-        return checked
+            self._checked[pack_path] = self._check(pack_path)
+        return self._checked[pack_path]
 
-    def _check(self, pack_path: str) -> Manifest:
-        parts = self._parts.pop(pack_path, None) or self.store.parts(pack_path)
-        if isinstance(parts, AetherContextError):
-            raise parts
-        manifest = parts.manifest
+    def _check(self, pack_path: str) -> Manifest | AetherContextError:
+        try:
+            manifest, _, self.outcomes[name_of(pack_path)] = self.store.parts(pack_path)
+        except AetherContextError as error:
+            return error
         if self.store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
-            raise PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
-        if manifest.settings is not None and hash_json(manifest.settings) != manifest.policy:
-            raise ChecksumMismatch(f"its settings are not those of policy {manifest.policy}")
-        if self._replays and manifest.texts:
-            self._replayer.take(manifest, parts.texts)
-        self.outcomes[manifest.pack_id] = parts.outcome_hash
+            return PackNotFound(f"the manifest of {manifest.pack_id} stands in another pack's place")
         return manifest
 
 
@@ -176,10 +134,10 @@ def verify(
     """Checks every file of a store, or of one session with those that its user's sessions share.
 
     A file that was changed is found by its hash. What was deleted is found by what names it: a pack by the numbers of
-    those around it or by those that extend it, an outcome by the manifest that follows, messages, evidence, turns and
-    artifacts by the manifests of their session. A missing end is found only with a session, whose events name their
-    packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set, what was written
-    without the key is a fault.
+    those around it, a segment of the log by the packs that need it, an outcome by the manifest that follows, messages,
+    evidence, turns and artifacts by the manifests of their session. A missing end is found only with a session, whose
+    events name their packs. Who can write to the store can make all hashes anew; where ``AETHER_CONTEXT_KEY`` is set,
+    what was written without the key is a fault.
 
     Args:
         replays: whether to build each request again and compare it with the recorded one, too.
@@ -206,16 +164,13 @@ def verify(
     folders = [folder for folder in sorted(entries) if not folder or ending in (None, folder.rsplit("/", 1)[-1])]
     total, done = sum(entry.kind == "pack" for folder in folders for entry in entries[folder]), count(1)
     for folder, of_folder in ((folder, entries[folder]) for folder in folders):
-        manifests: list[Manifest] = []
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
         faults = verifier.faults(places, lambda: advance(next(done), total))
-        for pack_path in places:
-            with suppress(AetherContextError):
-                manifests.append(verifier.manifest(pack_path))
+        manifests = [manifest for manifest in map(verifier.checked, places) if isinstance(manifest, Manifest)]
         findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
-            if entry.kind not in ("pack", "replay", "outcome"):
+            if entry.kind not in ("pack", "outcome"):
                 faults[entry.file.path] = _file_fault(store, entry)
         faults |= other_files.contradictions(manifests, verifier.outcomes)
         gaps = _gaps(verifier, manifests, damaged, event_packs) if manifests else ""
@@ -346,8 +301,9 @@ def _file_fault(store: PackStore, entry: StoreEntry) -> str:
             name = str(json.loads(data)["name"])
             folder = entry.file.path.rsplit("/", 2)[-2]
             is_sound = segment(name) == folder and canonical_json({"name": name}).encode() == data
-        elif entry.kind in ("turns", "index"):
-            remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
+        elif entry.kind in ("turns", "index", "segment"):
+            if entry.kind != "segment":  # its lines are named by their hashes
+                remove_hash(gunzip_bytes(data), relative_path.rsplit("/", 1)[0])
             is_sound = f"-{short(hash_bytes(data))}." in entry.file.name
         elif entry.kind == "artifact":
             is_sound = is_artifact(data)

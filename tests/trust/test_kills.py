@@ -66,7 +66,9 @@ def lost_of(house: House, life: Life) -> list[str]:
         for name in said.get("packs", ()):
             place = f"{store.files.place(APP, USER, said['session'])}/packs/{name}"
             try:
-                if store.parts(place)[2] is None:
+                parts = store.parts(place)
+                assert parts.manifest.record in store.texts(parts.manifest)
+                if parts.outcome is None:
                     lost.append(f"outcome of {name}")
             except AetherContextError:
                 lost.append(f"pack {name}")

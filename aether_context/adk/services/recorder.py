@@ -31,7 +31,7 @@ from aether_context.store.files import Files
 from aether_context.store.index import write_time
 from aether_context.store.layout import pack_at
 from aether_context.store.masking import MaskedPacks
-from aether_context.store.pack_file import MANIFEST
+from aether_context.store.pack_file import LOG, MANIFEST
 from aether_context.store.spool import TIMEOUT_SECONDS, SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
@@ -300,9 +300,10 @@ class Recorder:
     def _tip(self, identity: Identity, number: int) -> Tip | None:
         """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
 
-        Where a write was set aside or is refused all chains begin anew. Whether the ends of the chain are still there,
-        and were not forgotten by another process or by a rule of the store, is looked at once an invocation; where the
-        store does not say, the pack is whole, since one that extends what is gone can never be built again.
+        Where a write was set aside or is refused all chains begin anew. Whether the last pack and the oldest segment
+        that it needs are still there, and were not forgotten by another process or by a rule of the store, is looked at
+        once an invocation; where the store does not say, the pack is whole, since one that needs what is gone can never
+        be built again.
         """
         missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
@@ -313,11 +314,13 @@ class Recorder:
             return None
         invocation, tip = chain_head
         session = (identity.app, identity.user, identity.session)
-        packs = f"{self.store.files.place(*session)}/packs"
+        folder = self.store.files.place(*session)
         if invocation == identity.invocation:
             return tip
         try:  # a store that is spared is asked, too
-            if all(self.store.files.get(f"{packs}/{name}/{MANIFEST}", 1) for name in {tip.pack_id, tip.base}):
+            oldest = min({*tip.chain, *tip.texts.values()})
+            ends = {oldest: f"{LOG}/{oldest}", tip.chain[-1]: f"packs/{tip.pack_id}/{MANIFEST}"}
+            if all(self.store.files.get(f"{folder}/{name}", 1) for name in ends.values()):
                 return tip
         except StoreError:
             return None

@@ -163,7 +163,7 @@ def list_packs() -> None:
 @_store_option
 @_session_option
 @_all_option
-@_json_option("The manifest as JSON, completed from the packs that it extends.")
+@_json_option("The manifest as JSON, completed from its session's log.")
 def inspect() -> None:
     """Shows one pack: budgets, candidates and what became of them, cuts, and what a prefix cache could serve.
 

@@ -40,7 +40,7 @@ from aether_context.store.verification import Verifier
 def show_pack(url: str, pack: str | None, *, session: str | None, everything: bool, as_json: bool) -> int:
     """Prints a pack.
 
-    What is missing or unreadable is reported on stderr. Where a pack before it is, only its own rows are shown.
+    What is missing or unreadable is reported on stderr.
     """
     store, place = packs.locate(url, pack, session)
     manifest, replayer = store.read(place), Replayer(store)
@@ -81,17 +81,18 @@ def show_replay(
     store, path = packs.locate(url, pack, session)
     manifest, replayer = store.read(path), Replayer(store)
     replayed = replayer.replay(manifest)
-    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(path, chain=True)
+    view, fault = view_of(replayed.pack, manifest), Verifier(store).fault(path, of_size=False)
     if other_policy is not None:
         other_view = view_under(replayer, manifest, other_policy)
         if not as_json:
             before, after = (side.manifest.request_tokens for side in (view, other_view))
             head(f"{before:,} → {after:,} tokens")
-            _, *earlier = replayer.line(manifest)
-            cuts = [link.number for link in earlier if any(event.stage == "cut" for event in link.truncation_events)]
-            if cuts and manifest.epoch.cut_count:
-                command = store.command(f"replay {cuts[-1]} --policy {policy} --session {manifest.session}")
-                say(f"the cut before call {cuts[-1]} stays made here: `{command}` shows whether this policy makes it")
+            *_, first = replayer.line(manifest)
+            was_cut = first.epoch_before is not None and first.epoch.cut_count > first.epoch_before.cut_count
+            if was_cut and first.number != manifest.number:
+                command = store.command(f"replay {first.number} --policy {policy} --session {manifest.session}")
+                cut = f"the cut before call {first.number}"
+                say(f"{cut} stays made here: `{command}` shows whether this policy makes it")
         _show_difference(difference(view, other_view), everything, as_json)
     elif as_json:
         click.echo(replayed.request.encode())

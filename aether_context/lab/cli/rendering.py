@@ -79,7 +79,7 @@ def _facts(view: PackView) -> Lines:
         + ("texts recorded" if manifest.texts else "hashes only recorded"),
         "settings": "unknown" if settings is None else one_line(listed_settings),
         "epoch": f"{manifest.epoch_number}, "
-        + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else f"extends {manifest.extends}"),
+        + (f"begun here: {manifest.epoch_reason}" if manifest.epoch_reason else "begun before"),
         "checksum": manifest.checksum,
     }
     return aligned(("", ""), facts.items())

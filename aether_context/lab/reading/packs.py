@@ -11,13 +11,14 @@ from itertools import chain, takewhile
 from typing import Literal, TypeAlias
 
 from aether_context.canonical import JSON, short
-from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.strategy import summary_content
-from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
+from aether_context.errors import AetherContextError, StoreError
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy, differing
 from aether_context.store import Manifest, record
-from aether_context.store.replay import Replayer, contents_of
+from aether_context.store.manifest import Record
+from aether_context.store.recording import is_content
+from aether_context.store.replay import Replayer
 from aether_context.text.pairing import pair_results
 
 _MOST_WORDS = 60
@@ -85,7 +86,7 @@ class PackView:
     """A pack as people look at it: a recorded one, or one that was built and never sent.
 
     Attributes:
-        rows: its candidates by their ids, with those of the packs that it extends.
+        rows: its candidates by their ids, with those of its chain.
         summary: the row of the summary of what was cut, its ``tokens`` those of what it stands for; None without one.
         texts: the texts of rows by the rows' ids, where they were recorded.
         tools: the tools whose calls or results rows hold, with the first words of the arguments, by the rows' ids.
@@ -146,7 +147,7 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         gaps.append(f"{error}: rows of earlier packs are not shown")
     else:
         try:
-            texts, contents = _texts(replayer, manifest, view.rows.values())
+            texts, contents = _texts(replayer, manifest, view.rows.values()) if manifest.texts else ({}, {})
             view = replace(view, texts=texts, tools=tool_names(contents))
             text, counts = texts.get(_summary_id(manifest), ""), replayer.resolve(manifest).counts
             view = _with_summary(view, text, counts, replayer.line(manifest))
@@ -156,8 +157,7 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
             try:
                 view = replace(view, request=tuple(request_pieces(replayer.replay(manifest).pack)))
             except AetherContextError as error:
-                if not isinstance(error, ReplayIncomplete) or all(link.texts for link in replayer.line(manifest)):
-                    gaps.append(f"{error}: the request is not shown")
+                gaps.append(f"{error}: the request is not shown")
     with suppress(AetherContextError):
         view = replace(view, settings=settings_of(replayer.policy(manifest)))
     try:
@@ -210,32 +210,24 @@ def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> Pa
 
 
 def _texts(replayer: Replayer, manifest: Manifest, rows: Iterable[Row]) -> tuple[dict[str, str], dict[str, Content]]:
-    """The texts of rows, and the contents among them, by the rows' ids, from the packs of the manifest's chain."""
-    hashes = {row.id: row.hash for row in rows}
+    """The texts of rows, and the contents among them, by the rows' ids."""
     texts: dict[str, str] = {}
     by_id: dict[str, Content] = {}
+    candidates = {entry["id"]: entry["text"] for entry in replayer.offered(manifest).get("candidates", ())}
+    candidates |= {instruction.id: instruction.text for instruction in replayer.setting(manifest).instructions}
+    for row in rows:
+        if is_content(row):
+            by_id[row.id] = replayer.content(manifest, row.hash)
+            texts[row.id] = joined_text(by_id[row.id])
+        elif row.id in candidates:
+            texts[row.id] = candidates[row.id]
     if manifest.epoch.summary:
-        hashes[_summary_id(manifest)] = manifest.epoch.summary
-    for link in replayer.line(manifest):
-        if not link.texts or texts.keys() == hashes.keys():
-            break
-        recorded = replayer.store.texts(link)
-        instructions = (recorded.get("setting") or {}).get("instructions", ())
-        candidates = {entry["id"]: entry["text"] for entry in (*recorded.get("candidates", ()), *instructions)}
-        contents = contents_of(recorded)
-        for name in hashes.keys() - texts.keys():
-            if name in candidates:
-                texts[name] = candidates[name]
-            elif hashes[name] in recorded.get("epoch", ()):
-                texts[name] = recorded["epoch"][hashes[name]]
-            elif hashes[name] in contents:
-                by_id[name] = content_from_wire(contents[hashes[name]])
-                texts[name] = joined_text(by_id[name])
+        texts[_summary_id(manifest)] = replayer.log(manifest).text(manifest.epoch.summary)
     return texts, by_id
 
 
-def _with_summary(view: PackView, text: str, counts: Mapping[str, int], line: Iterable[Manifest]) -> PackView:
-    """The view with the row of its summary, if any; ``line`` are the packs of its chain, the newest first."""
+def _with_summary(view: PackView, text: str, counts: Mapping[str, int], line: Iterable[Record]) -> PackView:
+    """The view with the row of its summary, if any; ``line`` are the records of its chain, the newest first."""
     manifest, epoch = view.manifest, view.manifest.epoch
     if not epoch.summary or manifest.passthrough_reason:
         return view

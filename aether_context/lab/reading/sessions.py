@@ -12,7 +12,6 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.store import Manifest, PackStore
 from aether_context.store.index import write_time
 from aether_context.store.packs import Listing, StoredCall
-from aether_context.store.replay import contents_of
 from aether_context.text.entities import artifact_uris
 
 
@@ -62,12 +61,13 @@ def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tupl
     calls: dict[str, tuple[int, ...]] = {}
     names = set[str]()
     for manifest in manifests:
-        wires: Mapping[str, str] = {}
+        texts: Mapping[str, str] = {}
         with suppress(AetherContextError):
-            wires = contents_of(store.texts(manifest)) if manifest.texts else {}
-        new = [wire for digest, wire in wires.items() if digest not in names and (READ in wire or SEARCH in wire)]
-        names |= wires.keys()
-        parts = [part for wire in new for part in content_from_wire(wire).calls if part.name in (READ, SEARCH)]
+            texts = store.texts(manifest) if manifest.texts else {}
+        new = [text for name, text in texts.items() if name not in names and (READ in text or SEARCH in text)]
+        names |= texts.keys()
+        wires = [text for text in new if text.startswith('{"parts":')]
+        parts = [part for wire in wires for part in content_from_wire(wire).calls if part.name in (READ, SEARCH)]
         for uri in {uri for part in parts for uri in artifact_uris(part.text)}:
             calls[uri] = (*calls.get(uri, ()), manifest.number)
     return calls

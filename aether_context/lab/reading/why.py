@@ -187,7 +187,7 @@ def why(
         raise PackNotFound(f"session {mains[0].session!r} has no call {call}: its calls are 1 to {mains[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
-        for manifest in search.replayer.ahead(manifests):
+        for manifest in manifests:
             search.examine(manifest)
         search.look_at_turns()
         if target is not None:
