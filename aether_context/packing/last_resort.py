@@ -199,7 +199,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
-            members = (item.members if stands_in else ()) or members
+            members = (() if stands_in else members) or item.members
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
             reason: Reason = change.reason if change is not None and stands_in else "window"
             forms[item.origin] = ContentForm(form, reason, max_tokens)

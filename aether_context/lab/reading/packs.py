@@ -36,6 +36,7 @@ WHY: Mapping[str, str] = {
     "window": "it would not have fitted the window",
     "already_in_conversation": "it stands in the conversation anyway",
     "in_payload": "it is the plan that the payload was made of",
+    "transfer": "it says only that one agent handed over to another",
     "not_in_scope": "the step does not name it",
     "no_message": "there is no human message to put it into",
     "threshold": "the estimate had passed the share of the window that placeholders begin at",
@@ -48,7 +49,10 @@ WHY: Mapping[str, str] = {
     "instructs": "kept: the policy lets its tool instruct",
 }
 """Each reason for leaving something out, as the end of a sentence."""
-_UNMISSED = {"already_in_conversation", "below_floor", "beyond_k", "duplicate", "expired", "in_payload", "not_in_scope"}
+_UNMISSED = {
+    *("already_in_conversation", "below_floor", "beyond_k", "duplicate", "expired", "in_payload", "not_in_scope"),
+    "transfer",
+}
 """The reasons for which the model misses nothing that the request would have had room for."""
 
 
