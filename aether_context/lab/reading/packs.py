@@ -14,6 +14,7 @@ from aether_context.canonical import JSON, short
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError, ReplayIncomplete, StoreError
+from aether_context.lab.tuning.simulation import window_under
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy, differing
 from aether_context.store import Manifest, record
@@ -201,14 +202,14 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
 def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> PackView:
     """The pack that what a policy names, on top of the recorded one, builds from a recorded pack's input.
 
-    The window is the recorded one unless the policy sets one.
+    The window is that of `window_under`.
 
     Raises:
         ReplayError: the recording cannot be built from.
     """
     policy = policy.for_agent(manifest.agent)
     merged = policy.over(replayer.policy(manifest))
-    pack = replayer.replay(manifest, merged, window=policy.window_of(manifest.model) or manifest.window).pack
+    pack = replayer.replay(manifest, merged, window=window_under(policy, manifest.model, manifest.window)).pack
     view = view_of(pack, record(pack, merged, manifest.counter, None).manifest)
     return replace(view, settings=settings_of(merged))
 
