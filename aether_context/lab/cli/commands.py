@@ -174,6 +174,11 @@ def inspect() -> None:
 
     PACK is the number of a call in its session, or a pack's id, or the beginning or the hash of one. Without it the
     newest pack is shown.
+
+    A layer's tokens are nominal before it lends or borrows; lent is what it borrowed, and below 0 what it lent. The
+    reason high_water says that the request would have passed its budget, or the mark that compact_at sets. A
+    candidate's mmr is its similarity less its likeness to those chosen before it. In the scope prune only the tools
+    that the step names are declared.
     """
 
 
