@@ -112,7 +112,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
     apply_epoch(draft)
-    draft.kept_results = tuple(results_to_keep(draft))
+    draft.kept_results = tuple(results_to_keep(draft)) if policy.offload.tools else ()
     leave_out_media(draft)
     return draft
 

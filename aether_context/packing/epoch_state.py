@@ -141,11 +141,12 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     thoughtful = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
     changed_indices = {*thoughtful, *packed_by_index, *(index for index, key in enumerate(keys) if key in epoch.forms)}
     unformed = ("whole", source.window)  # a ceiling that takes signed thoughts alone
-    transfers = {} if source.host.passthrough_reason else bare_transfers(raws, request.positions)
-    changed_indices.update(transfers, (index for index, raw in enumerate(raws) if planners and raw.quotes))
+    quoting = [] if source.host.passthrough_reason else [index for index, raw in enumerate(raws) if raw.quotes]
+    transfers = bare_transfers(raws, request.positions) if quoting else {}
+    changed_indices.update(transfers, quoting if planners else ())
     for index in sorted(changed_indices):
-        raw, is_request = raws[index], index == request.request_index or index in packed_by_index
-        parts = NOTHING if is_request else _remainder(raw, planners, transfers.get(index, ()))
+        raw, is_other = raws[index], index != request.request_index and index not in packed_by_index
+        parts = _remainder(raw, planners, transfers.get(index, ())) if is_other and raw.quotes else NOTHING
         form, tokens = epoch.forms.get(keys[index], unformed) if keys else unformed
         members = tuple((index, at) for at in parts)
         if parts:
