@@ -11,6 +11,9 @@ from scripted import Chat, Sent, call, grow
 from teams import agent, passing
 
 from aether_context import PackPolicy, why
+from aether_context.conversation.content_json import content_of_parts, text_part
+from aether_context.conversation.quotes import attributed
+from aether_context.conversation.turns import bare_transfers
 from aether_context.lab.reading import read_view
 from aether_context.store.replay import Replayer
 
@@ -124,6 +127,15 @@ def test_small_windows_and_other_policies_keep_it_so(window: int, settings: dict
     assert not any(f"`{MARK}`" in one.text for one in sents(chat, "clerk"))
     assert not any(one.faults for one in chat.sent)
     chat.replays()
+
+
+def test_what_was_sent_alone_stays_where_a_cut_brings_it_beside_a_message() -> None:
+    chat = team_of([go("travel"), "Alone."], travel=[go("clerk")])
+    chat.say("To Rome.")
+    shown = [[text_part(part.text) for part in one.parts or () if part.text] for one in chat.raw[1].contents]
+    contents = [attributed(content_of_parts("user", parts)) for parts in shown]
+    assert bare_transfers(contents, (0, 1, 2)) == {1: (1,), 2: (1,)}
+    assert bare_transfers(contents, (0, 3, 4)) == {}, "the agent's own call stood between them"
 
 
 def test_it_is_explained() -> None:
