@@ -532,8 +532,9 @@ class PackPolicy(_Settings):
 
     @property
     def agents_off(self) -> tuple[str, ...]:
-        """The agents that ``enabled = false`` leaves alone."""
-        return tuple(sorted(name for name in self.agents if not self.for_agent(name).enabled))
+        """The agents that ``enabled = false`` leaves alone; ``*`` for all without a table."""
+        names = [name for name in self.agents if not self.for_agent(name).enabled]
+        return (*["*"] * (not self.enabled), *sorted(names))
 
     def economical(self, level: int) -> PackPolicy:
         """This policy for where a limit is near or reached: the settings of `cost_first` where these are tighter.

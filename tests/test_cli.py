@@ -48,6 +48,27 @@ def change(store: PackStore, manifest: Manifest, before: bytes, after: bytes) ->
     packs.rewrite(store, manifest, lambda line: line.replace(before, after))
 
 
+@pytest.mark.parametrize("command", ["list", "usage", "verify", "exam", "compare", "inspect"])
+def test_a_session_that_is_not_there_is_told_alike(command: str, store: PackStore) -> None:
+    packs.talk(store)
+    told = run(command, "--session", "nobody", store=store, code=3)
+    assert told.stderr.startswith("Error: no ")
+    assert not told.stdout
+
+
+@pytest.mark.parametrize("command", ["inspect", "replay", "verify", "list"])
+def test_a_folder_named_in_hex_digits_is_the_store(
+    command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (manifest, *_) = packs.talk(PackStore("feed"))
+    packs.talk(PackStore("artifacts"))
+    run(command, "feed")
+    if command != "list":
+        run(command, manifest.pack_id.rpartition("_")[2], "feed")
+        run(command, "1")
+
+
 # list
 
 

@@ -11,11 +11,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 from plans import words
-from scripted import Chat, was_cut
+from scripted import Chat, call, was_cut
+from teams import agent
 from told_teams import POLICIES, ToldTeam
 
 from aether_context import PackPolicy, PackStore, why
 from aether_context.lab.cli import main
+from aether_context.lab.reading import cures
 from aether_context.lab.reading.cures import Cures
 
 LOST = "the green crate is QX-4471"
@@ -66,6 +68,20 @@ def test_where_no_setting_keeps_the_words_it_says_so(monkeypatch: pytest.MonkeyP
     monkeypatch.setattr(Cures, "_values", lambda self, tools: {"retrieval.floor": (0.0,), "knowledge.notes": (LOST,)})
     (verdict,) = why(chat.store, LOST, most_packs=10_000).verdicts
     assert verdict.cure == "none of 2 settings that were tried keeps it"
+
+
+def test_a_recording_is_read_once_for_all_agents_that_lost_the_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    helper = agent("helper", [words(100, f"h{turn}w") for turn in range(3)], tools=[])
+    script = [words(100, f"a{turn}w") for turn in range(5)]
+    lead = agent("clerk", [*script, call("transfer_to_agent", agent_name="helper")], tools=[], sub_agents=[helper])
+    chat = Chat(agent=lead, policy=TIGHT)
+    chat.say(f"Know that {LOST}.", *(f"Turn {turn}: {words(60, f't{turn}w')}" for turn in range(1, 8)))
+    readings = list[object]()
+    monkeypatch.setattr(Cures, "_values", lambda self, tools: {})
+    monkeypatch.setattr(cures, "stored_texts", lambda folder: readings.append(folder) or {})
+    verdicts = why(chat.store, LOST, most_packs=10_000).verdicts
+    assert [verdict.cure for verdict in verdicts] == ["no setting was tried: each takes 9 packs"] * 2
+    assert len(readings) == 1
 
 
 def test_a_replay_behind_a_cut_says_where_that_was_and_what_to_type(tmp_path: Path) -> None:

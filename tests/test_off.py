@@ -97,3 +97,14 @@ def test_list_says_off(tmp_path: Any):
     assert "travel of shop is off (enabled = false)" in shown.stdout
     values = json.loads(CliRunner().invoke(main, ["list", "--json", "--store", str(tmp_path)]).stdout)
     assert [value["off"] for value in values] == [["travel"]]
+
+
+def test_agents_that_are_off_by_default_are_named_together(tmp_path: Any):
+    policy = PackPolicy(enabled=False, agents={"lead": {"enabled": True}, "travel": {"sees": "own"}})
+    assert policy.agents_off == ("*", "travel")
+    chat = team("Done.", store=PackStore(str(tmp_path)))
+    policy = PackPolicy(enabled=False, agents={"lead": {"enabled": True}})
+    chat = Chat(agent=chat.agent, policy=policy, store=chat.store)
+    chat.say("Hello.")
+    listed = CliRunner().invoke(main, ["list", "--store", str(tmp_path)])
+    assert "every other agent of shop is off" in listed.output

@@ -17,9 +17,10 @@ from scripted import Chat, Scripted, call, new_store, was_cut
 
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
+from aether_context.lab.cli.tuning import policy_file
 from aether_context.lab.exam.recordings import folders
 from aether_context.lab.tuning.simulation import play
-from aether_context.lab.tuning.tuner import grid
+from aether_context.lab.tuning.tuner import Tuner, executor, grid
 from aether_context.lab.tuning.verdict import (
     TuningVerdict,
     adjusted,
@@ -37,6 +38,16 @@ from aether_context.policy import PROFILES
 
 def run_main(*arguments):
     return CliRunner().invoke(main, ["tune", *arguments, "--jobs", "1"], catch_exceptions=False)
+
+
+def changed_and_loaded(store, path, profile="chat"):
+    """A policy of the grid, and what a file of it is loaded as."""
+    with executor(1) as workers:
+        recordings = Tuner([store.url], workers).recordings(profile)
+    name, policy = next(iter(grid(recordings.base).items()))
+    verdict = TuningVerdict(kind="more kept", reason="more is kept", trials={}, chosen=name)
+    path.write_text(policy_file(recordings, verdict, "here"), encoding="utf-8")
+    return policy, PackPolicy.load(path)
 
 
 def is_played_byte_for_byte(store):
@@ -88,8 +99,9 @@ def test_a_file_holds_the_policy_whatever_it_names(tmp_path):
     )
     store = new_store()
     record(store, 1, steps=2, policy=odd)
-    assert run_main(store.url, "-o", str(tmp_path)).exit_code == 0
-    assert PackPolicy.load(tmp_path / "chat.toml") == odd.for_profile("chat")
+    changed, loaded = changed_and_loaded(store, tmp_path / "chat.toml")
+    assert loaded == changed
+    assert loaded.limits == odd.limits
 
 
 def test_known_figures():
@@ -220,12 +232,11 @@ def test_few_sessions_change_nothing(shop, tmp_path):
     found = run_main(shop.url, "-o", str(tmp_path / "policies"))
     assert found.exit_code == 0, found.output
     assert found.stdout == "chat: no change: 4 sessions, about 30 are needed\n"
+    assert found.stderr == "no policy is written for chat: no change\n"
+    assert not (tmp_path / "policies").exists()
     found = run_main(shop.url, "--all")
     assert re.search(r"\b([1-9]\d*) of \1 requests are built again byte for byte", found.output)
     assert "chat: no change" in found.output
-    written = tmp_path / "policies" / "chat.toml"
-    assert "# chat: no change" in written.read_text()
-    assert PackPolicy.load(written) == SMALL
 
 
 def test_a_worse_policy_fails_the_check(shop, tmp_path):
@@ -250,6 +261,16 @@ def test_a_preset_is_checked_in_the_recorded_window(shop):
     assert cost < 0, found.output
     assert PackPolicy.load("cost_first").over(SMALL).max_input_tokens == SMALL.max_input_tokens
     assert PackPolicy.load("cost_first").over(SMALL).conversation == PackPolicy.load("cost_first").conversation
+
+
+def test_a_model_that_no_window_is_named_for_keeps_the_recorded_one(shop, tmp_path):
+    """By `tune --check`, which took its default, and by `replay --policy`."""
+    other = tmp_path / "other.toml"
+    other.write_text('max_input_tokens = { "another-model" = 500 }\n')
+    (result,) = json.loads(run_main(shop.url, "--check", str(other), "--json").stdout)
+    assert result["played"]["all sessions"]["cost_percent"]["sessions"] == 0
+    arguments = ["replay", "--store", shop.url, "--policy", str(other), "--json"]
+    assert json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)["same"]
 
 
 def test_what_a_policy_names_lies_over_the_recorded_one():
@@ -339,10 +360,10 @@ def test_settings_that_only_one_agent_has_stay_as_recorded(tmp_path):
 
 
 def test_the_tuned_file_keeps_the_tables(team, tmp_path):
-    assert run_main(team.url, "-o", str(tmp_path)).exit_code == 0
     for profile in ("chat", "coding"):
-        tuned = PackPolicy.load(tmp_path / f"{profile}.toml")
-        assert tuned.for_agent("editor", profile) == TEAM.for_agent("editor", profile)
+        changed, tuned = changed_and_loaded(team, tmp_path / f"{profile}.toml", profile)
+        assert tuned == changed
+        assert tuned.agents == TEAM.agents
         assert tuned.for_agent("clerk", profile).max_input_tokens == 6_000
 
 

@@ -26,11 +26,11 @@ from aether_context.store.replay import Replayer
 
 PLANTED = {
     "reserve the blue kayak": "clerk message whole; billing message whole, summarized; summary",
-    "blue kayak is reserved": "clerk message whole; billing message whole, summarized; summary",
+    "blue kayak is reserved": "clerk message whole; billing message whole, summarized",
     "What are the tides": "clerk message whole; billing message whole, summarized; summary",
     "hour 2: Skagen": "clerk tool result offloaded; billing message whole, summarized",
     "hour 250: Skagen": "clerk tool result offloaded",
-    "QX-4471": "clerk tool result whole; billing message whole, summarized; summary",
+    "QX-4471": "clerk tool result whole; billing message whole, summarized",
     "find where pelicans nest": "ornithologist message whole; clerk tool call whole; billing message whole, summarized",
     "Pelicans nest at Lake Orrin": "clerk tool result whole; billing message whole, summarized",
     "They nest at": "clerk message whole; billing message whole, summarized",

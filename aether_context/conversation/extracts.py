@@ -13,7 +13,7 @@ from aether_context.canonical import JSON, canonical_json, hash_text, replaced, 
 from aether_context.conversation.content_json import content_of_parts, part_of, text_part
 from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.quotes import attributed, requoted
-from aether_context.conversation.turns import is_human
+from aether_context.conversation.turns import TRANSFER, is_human
 from aether_context.pack import Content, Part
 from aether_context.retrieval import telling_words
 from aether_context.text.decoding import said_once
@@ -37,7 +37,7 @@ def query_of(contents: Sequence[Content], index: int, request_index: int | None)
     """
     agent = contents[index].agent
     calls = (
-        [quote.text for quote in contents[at].quotes if quote.kind == "call" and quote.agent == agent]
+        [it.text for it in contents[at].quotes if it.kind == "call" and it.agent == agent and it.name != TRANSFER]
         if agent
         else [part.text for part in contents[at].calls]
         for at in range(index - 1, -1, -1)

@@ -7,6 +7,7 @@ whole units out from the oldest, once, down to a target.
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from operator import attrgetter
@@ -59,6 +60,46 @@ def other_turns(contents: Sequence[Content]) -> frozenset[int]:
             hidden.difference_update(last_said.values() or run[-1:])
         run = []
     return frozenset(hidden)
+
+
+TRANSFER = "transfer_to_agent"
+_BARE = re.compile(r"\{'agent_name': '[^']*'\}|\{'result': None\}")
+"""The arguments and the result of a transfer that say no more."""
+
+
+def bare_transfers(contents: Sequence[Content], positions: Sequence[int]) -> Mapping[int, tuple[int, ...]]:
+    """The places of the parts that say only that another agent handed over, by the index of their content.
+
+    Whose words stand beside them says as much. Where nothing else stands between two contents of the agent's own, or
+    what its tools gave it, they stay: they say why the model is asked again. A run of others' contents ends with the
+    agent's next answer, so that each later call finds the same.
+
+    Args:
+        positions: the places of the contents in the host's list.
+    """
+    bare, end = dict[int, tuple[int, ...]](), 0
+
+    def goes_on(at: int) -> bool:
+        """Tells whether the content at an index follows on one of others, and is one itself."""
+        return positions[at] == positions[at - 1] + 1 and all(
+            content.role == "user" and not content.responses for content in contents[at - 1 : at + 1]
+        )
+
+    for at in [at for at, content in enumerate(contents) for quote in content.quotes if quote.name == TRANSFER]:
+        if at < end:
+            continue
+        start = next((index for index in range(at, 0, -1) if not goes_on(index)), 0)
+        end = next((index for index in range(at + 1, len(contents)) if not goes_on(index)), len(contents))
+        run = {index: contents[index] for index in range(start, end)}
+        quotes = {index: [quote for quote in run[index].quotes if quote.name == TRANSFER] for index in run}
+        telling = {quote.agent for index in run for quote in quotes[index] if not _BARE.fullmatch(quote.text)}
+        places = {index: tuple(quote.at for quote in quotes[index] if quote.agent not in telling) for index in run}
+        if any(
+            len(content.parts) > 1 + len(places[index]) if content.agent else not is_instruction(content)
+            for index, content in run.items()
+        ):
+            bare |= {index: places[index] for index in run if places[index]}
+    return bare
 
 
 def units(contents: Sequence[Content]) -> tuple[Unit, ...]:

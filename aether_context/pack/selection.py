@@ -47,6 +47,7 @@ Reason: TypeAlias = Literal[
     "window",
     "already_in_conversation",
     "in_payload",
+    "transfer",
     "not_in_scope",
     "no_message",
     "threshold",
@@ -59,11 +60,11 @@ Reason: TypeAlias = Literal[
     "instructs",
 ]
 """Why something was reduced or left out; ``byte_net``: too many bytes where no usage was reported; ``in_payload``: a
-plan, as its planner wrote it, of which the payload was made; ``no_message``: no
-human message to put it into; ``threshold``, ``turn_budget`` and ``middle``: by the strategy ``stable_prefix``,
-``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one; ``provider_limit``: the provider takes no more
-bytes, media or pages in one request. The last two say why something stays whole: it is the body of an active skill, or
-the policy lets its tool instruct. The set is closed."""
+plan, as its planner wrote it, of which the payload was made; ``transfer``: another agent's ``transfer_to_agent``, which
+says only that it handed over; ``no_message``: no human message to put it into; ``threshold``, ``turn_budget`` and
+``middle``: by the strategy ``stable_prefix``, ``sliding_turns`` or ``heads_tails``; ``strategy``: by a registered one;
+``provider_limit``: the provider takes no more bytes, media or pages in one request. The last two say why something
+stays whole: it is the body of an active skill, or the policy lets its tool instruct. The set is closed."""
 
 
 Keep: TypeAlias = Literal["essential", "pinned", "used", "found", "fits"]

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
-from aether_context.packing.compaction import compact_conversation, leave_out_media, trim_early
+from aether_context.packing.compaction import compact_conversation, leave_out_media, results_to_keep, trim_early
 from aether_context.packing.compression import compress, trim_tools_and_step
 from aether_context.packing.demand import allocate_window
 from aether_context.packing.draft import Draft
@@ -112,6 +112,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
     apply_epoch(draft)
+    draft.kept_results = tuple(results_to_keep(draft)) if policy.offload.tools else ()
     leave_out_media(draft)
     return draft
 

@@ -226,7 +226,7 @@ def note_contents(
     draft.note(event)
 
 
-def kept_results(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
+def results_to_keep(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
     """The results of tools under ``keep``, the latest first: the index of the content, the tool, the text, and whether
     a quarter of the window holds it beside those behind it."""
     names, room = draft.policy.offload.tools_under("keep"), draft.input.window // 4
@@ -240,7 +240,7 @@ def kept_results(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
 
 def _anchors(draft: Draft) -> tuple[Anchor, ...]:
     """The contents that the host or its user marked, and the results that the policy keeps."""
-    places = {draft.input.request.positions[at] for at, _, _, fits in kept_results(draft) if fits}
+    places = {draft.input.request.positions[at] for at, _, _, fits in draft.kept_results if fits}
     results = [Anchor(place=at, kind="custom", priority=_KEPT_PRIORITY, description="kept result") for at in places]
     return ranked_anchors([*draft.input.host.anchors, *results])
 

@@ -172,6 +172,7 @@ class Draft:
         step: the plan's, in the words that are sent of it.
         whole: ids of the active instructions that are sent whole.
         instructs: ids of those that the payload holds, or names where they are not whole.
+        kept_results: those that `results_to_keep` finds.
         measured: tokens of the layers that are always sent, as they are sent.
         budget: the water marks of the conversation beside all other layers.
     """
@@ -192,6 +193,7 @@ class Draft:
     selected: SelectedCandidates = field(default_factory=SelectedCandidates)
     step: Step
     message: Message = field(init=False)
+    kept_results: tuple[tuple[int, str, str, bool], ...] = ()
     whole: frozenset[str] = frozenset()
     instructs: tuple[str, ...] = ()
     measured: Mapping[Layer, int] = field(init=False)

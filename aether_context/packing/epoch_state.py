@@ -23,15 +23,17 @@ from aether_context.conversation.extracts import (
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.strategy import gain
 from aether_context.conversation.summary import without_past
-from aether_context.conversation.turns import turn_start
+from aether_context.conversation.turns import bare_transfers, turn_start
 from aether_context.evidence.record import evidence_uri
 from aether_context.pack import (
+    NOTHING,
     Content,
     ContentForm,
     EpochReason,
     Outgoing,
     PackedMessage,
     Part,
+    Reason,
     Unseen,
     is_unseen,
     medium_place,
@@ -71,9 +73,10 @@ def apply_epoch(draft: Draft) -> None:
     keys = occurrence_keys(request.contents) if epoch.forms else ()
     draft.history = _history(draft, keys, packed_by_index)
     told_tokens = {key: tokens for key, (form, tokens) in epoch.forms.items() if form == "told"}
+    # Without the request, which may be another agent's turn in that exchange, and without packed messages.
+    free = {item.origin for item in draft.history.items if told_tokens} - {*packed_by_index, request.request_index}
     for unit in units(request.contents) if told_tokens else ():
-        # Without the request, which may be another agent's turn in that exchange, and without packed messages.
-        origins = [at for at in unit.indices if at != request.request_index and at not in packed_by_index]
+        origins = [at for at in unit.indices if at in free]
         if origins and keys[origins[-1]] in told_tokens:
             flatten_exchange(draft, origins, told_tokens[keys[origins[-1]]])
 
@@ -138,11 +141,22 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
     thoughtful = {index for index, raw in enumerate(raws[: draft.thoughts_end]) if raw.signed_thoughts}
     changed_indices = {*thoughtful, *packed_by_index, *(index for index, key in enumerate(keys) if key in epoch.forms)}
     unformed = ("whole", source.window)  # a ceiling that takes signed thoughts alone
-    if planners:
-        changed_indices.update(index for index, raw in enumerate(raws) if raw.quotes)
+    quoting = [] if source.host.passthrough_reason else [index for index, raw in enumerate(raws) if raw.quotes]
+    transfers = bare_transfers(raws, request.positions) if quoting else {}
+    changed_indices.update(transfers, quoting if planners else ())
     for index in sorted(changed_indices):
-        raw = raws[index]
+        raw, is_other = raws[index], index != request.request_index and index not in packed_by_index
+        parts = _remainder(raw, planners, transfers.get(index, ())) if is_other and raw.quotes else NOTHING
         form, tokens = epoch.forms.get(keys[index], unformed) if keys else unformed
+        members = tuple((index, at) for at in parts)
+        if parts:
+            # The first part only explains the quotes.
+            reason: Reason = "transfer" if index in transfers else "in_payload"
+            forms[index] = ContentForm("extract" if len(parts) > 1 else "left_out", reason)
+            if len(parts) == 1:
+                continue
+            # A cut shortens, and sums up, what is beside them.
+            raw = attributed(content_of_parts(raw.role, list(parts.values())))
         if (packed_form := packed_by_index.get(index)) is not None:
             content, members = payload.packed_message(raw, index, packed_form, draft)
             items[index] = Outgoing(content, raw, index, "payload", counter.content(content), members)
@@ -150,17 +164,10 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
             forms[index] = ContentForm("left_out", "provider_limit")
         elif form == "extract" or index in thoughtful:
             forms |= {index: ContentForm("extract", "window", tokens)} if form == "extract" else {}
-            content, members = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
-            items[index] = Outgoing(content, raw, index, "extract", counter.content(content), members)
-        elif index != request.request_index and (parts := _beside_plan(raw, planners)):
-            # The first part only explains the quotes.
-            forms[index] = ContentForm("extract" if len(parts) > 1 else "left_out", "in_payload")
-            if len(parts) == 1:
-                continue
-            remainder = attributed(content_of_parts(raw.role, list(parts.values())))
-            members = tuple((index, at) for at in parts)
-            # A cut shortens, and sums up, what is beside the plan.
-            items[index] = Outgoing(remainder, remainder, index, "extract", counter.content(remainder), members)
+            content, places = extract(draft, index, raw, tokens, query_of(raws, index, request.request_index))
+            items[index] = Outgoing(content, raw, index, "extract", counter.content(content), places or members)
+        elif parts:
+            items[index] = Outgoing(raw, raw, index, "extract", counter.content(raw), members)
     left_out = {index for index, change in forms.items() if change.form == "left_out"}
     return History(
         tuple(item for item in items if item.origin not in left_out) if left_out else tuple(items),
@@ -172,10 +179,12 @@ def _history(draft: Draft, keys: Sequence[str], packed_by_index: Mapping[int, Pa
 
 
 @lru_cache(maxsize=1_024)
-def _beside_plan(raw: Content, planners: Sequence[str]) -> Mapping[int, Part]:
-    """The parts of a planner's turn without the JSON of a plan, by their places; nothing where there is none in it."""
+def _remainder(raw: Content, planners: Sequence[str], transfers: Sequence[int]) -> Mapping[int, Part]:
+    """The parts of another agent's turn without a planner's JSON of a plan and without transfers, by their places;
+    nothing where there is none of these in it."""
     quotes = [quote for quote in raw.quotes if quote.kind == "said" and quote.agent in planners]
     texts = {quote.at: text for quote in quotes if (text := without_plan(quote.text)) != quote.text}
+    texts |= dict.fromkeys(transfers, "")
     parts = ((at, text_part(requoted(part, texts[at])) if at in texts else part) for at, part in enumerate(raw.parts))
     return {at: part for at, part in parts if texts and texts.get(at) != ""}
 

@@ -33,7 +33,6 @@ from aether_context.packing import payload
 from aether_context.packing.compaction import (
     excess_tokens,
     hide_summary,
-    kept_results,
     leave_out,
     note_contents,
     request_place,
@@ -132,7 +131,7 @@ def _tell_thoughtless(draft: Draft) -> None:
 def _tell_unkept(draft: Draft) -> None:
     """Notes each tool under ``keep`` of which a result is not whole in the request any more, with the reason."""
     items, notes = draft.history.items, list[str]()
-    for at, name, text, fits in kept_results(draft):
+    for at, name, text, fits in draft.kept_results:
         place = item_place(items, at)
         if place is None or not any(text in part.text for part in items[place].content.parts):
             why = "the window has no room for it" if fits else "later ones fill a quarter of the window"
@@ -199,7 +198,7 @@ def _with_extracts(draft: Draft, targets: Sequence[int], ceiling: int) -> Histor
         if content.digest != item.content.digest:
             form: Literal["placeholder", "extract"] = "placeholder" if stands_in else "extract"
             tokens = draft.counter.content(content)
-            members = (item.members if stands_in else ()) or members
+            members = (() if stands_in else members) or item.members
             items[at] = item._replace(content=content, form=form, tokens=tokens, members=members)
             reason: Reason = change.reason if change is not None and stands_in else "window"
             forms[item.origin] = ContentForm(form, reason, max_tokens)

@@ -21,6 +21,7 @@ from aether_context.pack import (
     Block,
     Candidate,
     Content,
+    ContentForm,
     Epoch,
     EpochReason,
     Form,
@@ -452,6 +453,9 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
     if not draft.history.cut:
         return next_epoch
     last = max(draft.history.cut)
+    # A transfer directly behind it is left out for what stood before it.
+    while draft.history.forms.get(last + 1) == ContentForm("left_out", "transfer"):
+        last += 1
     count = max(previous.cut_count, request.positions[last] + 1)
     kept_positions = (position for item in draft.history.items if (position := request.positions[item.origin]) < count)
     next_epoch = replace(next_epoch, kept=as_ranges(list(kept_positions)))

@@ -87,15 +87,20 @@ _PACK = re.compile(r"latest|[0-9a-f]+|\d{8}T.*|pack_.*")
 """The words that may name a pack. Any other operand in the place of one is the store."""
 
 
+def _may_be_pack(word: str) -> bool:
+    """Tells whether an operand may name a pack; a folder's name in hex digits is the store, but for a call's number."""
+    return _PACK.fullmatch(word) is not None and (word.isdecimal() or not Path(word).is_dir())
+
+
 def _find_store(options: dict[str, Any]) -> None:
     """Takes the store from the last operand, unless ``--store`` names it or the operand stands for a pack and may."""
     is_named = click.get_current_context().get_parameter_source("url") is ParameterSource.COMMANDLINE
-    if options["operand"] and "pack_ids" in options and (is_named or _PACK.fullmatch(options["operand"])):
+    if options["operand"] and "pack_ids" in options and (is_named or _may_be_pack(options["operand"])):
         options |= {"pack_ids": (*options["pack_ids"], options["operand"]), "operand": None}
     name = next(filter(options.get, ("operand", "after", "before", "pack")), None)
     if name == "operand" and is_named:
         raise click.UsageError("the store is named twice: by --store and by its place")
-    if name == "operand" or (name and not is_named and not _PACK.fullmatch(options[name])):
+    if name == "operand" or (name and not is_named and not _may_be_pack(options[name])):
         options |= {"url": options[name], name: None}
     del options["operand"]
 
@@ -169,6 +174,11 @@ def inspect() -> None:
 
     PACK is the number of a call in its session, or a pack's id, or the beginning or the hash of one. Without it the
     newest pack is shown.
+
+    A layer's tokens are nominal before it lends or borrows; lent is what it borrowed, and below 0 what it lent. The
+    reason high_water says that the request would have passed its budget, or the mark that compact_at sets. A
+    candidate's mmr is its similarity less its likeness to those chosen before it. In the scope prune only the tools
+    that the step names are declared.
     """
 
 
@@ -186,8 +196,8 @@ def replay_command() -> None:
 
     The exit code is 1 where the request differs from the recorded one, or where `verify` refuses the pack.
 
-    Another policy changes what it names: all other settings and the window stay the recorded ones. What earlier calls
-    had cut stays cut.
+    Another policy changes what it names: all other settings stay the recorded ones, and so does the window of a model
+    for which it names none. What earlier calls had cut stays cut.
     """
 
 
@@ -288,7 +298,7 @@ def preview_command() -> None:
     "--output",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="FOLDER",
-    help="Writes a policy for each profile there, as PROFILE.toml.",
+    help="Writes the policy of each profile that changes there, as PROFILE.toml.",
 )
 @_all_option
 @_json_option("A JSON list, an object for each profile.")
@@ -301,8 +311,8 @@ def tune_command() -> None:
     half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
     retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
 
-    With --check what the policy names changes, and all else stays as recorded; the exit code is 1 where that is worse
-    by more than the margin.
+    With --check what the policy names changes, and all else stays as recorded, also the window of a model for which it
+    names none; the exit code is 1 where that is worse by more than the margin.
     """
 
 

@@ -11,12 +11,11 @@ from aether_context.lab.cli.terminal import (
     print_json,
     print_table,
     say,
-    say_error,
     watched,
 )
 from aether_context.lab.reading import session_packs
 from aether_context.store import Manifest, PackStore
-from aether_context.store.packs import name_of
+from aether_context.store.packs import Listing, name_of
 from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
@@ -38,6 +37,13 @@ def whose(**selection: str | None) -> str:
     selected = [(name, selection.get(name)) for name in ("app", "user", "session")]
     words = " ".join(f"{name} {value!r}" for name, value in selected if value is not None)
     return f" of {words}" if words else ""
+
+
+def selected_packs(store: PackStore, **selection: str | None) -> dict[str, Listing]:
+    """The packs of a selection, by their places; `PackNotFound` where there is none."""
+    if not (packs := require(store).listed(**selection)):
+        raise PackNotFound(f"no packs{whose(**selection)} in {store.url}")
+    return packs
 
 
 def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
@@ -71,8 +77,7 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 
 
 def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
-    store = require(PackStore(url))
-    listed = store.listed(**selection)
+    listed = selected_packs(store := PackStore(url), **selection)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
     off = dict[str, tuple[str, ...]]()
     shown = dict(list(listed.items())[-limit:]) if limit else listed
@@ -87,11 +92,10 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
             off[manifest.app] = manifest.off
     if as_json:
         print_json(values)
-    elif not listed:
-        say_error(f"no packs{whose(**selection)} in {store.url}")
     else:
         print_table((*_COLUMNS, "asked"), rows)
         for app, agent in ((app, agent) for app, agents in off.items() for agent in agents):
+            agent = "every other agent" if agent == "*" else agent
             say(f"{agent} of {app} is off (enabled = false): its requests are left alone, and not recorded")
         for name, problem in unreadable.items():
             say(f"{name} unreadable: {problem}", "red")

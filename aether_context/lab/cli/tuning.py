@@ -49,7 +49,9 @@ def tune(
     for recordings, verdict in results:
         if not as_json:
             _show(tuner, recordings, verdict, everything)
-        if output is not None and checked_policy is None:
+        if output is not None and verdict.kind == "no change":
+            say_error(f"no policy is written for {recordings.profile}: no change")
+        elif output is not None and checked_policy is None:
             output.mkdir(parents=True, exist_ok=True)
             path = output / f"{recordings.profile}.toml"
             origin = f"{', '.join(urls)}, seed {seed}, margin {margin:g}"
@@ -97,15 +99,13 @@ def _json(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict) -> dict[
 
 
 def policy_file(recordings: Recordings, verdict: TuningVerdict, origin: str) -> str:
-    """The policy of a verdict as TOML, the base where nothing changes, headed by what it stands on."""
-    profile, policy = recordings.profile, recordings.base
+    """The policy of a verdict that changes it as TOML, headed by what it stands on."""
+    profile, policy = recordings.profile, grid(recordings.base)[str(verdict.chosen)]
     names = sorted(folder.name for folder in (*recordings.searched, *recordings.tested))
     head = [f"{profile}: {verdict}"]
     if verdict.check is not None:
         head.append(f"On {verdict.check}; chance {verdict.chance:.4f}")
     head.append(f"{len(names)} sessions ({short(hash_json(names))}) of {origin}, from policy {short(policy.digest)}")
-    if verdict.chosen is not None and verdict.kind != "no change":
-        policy = grid(policy)[verdict.chosen]
     values = policy.model_dump(mode="json")
     usual = differing(values, PackPolicy.load(profile, preset=policy.preset).model_dump(mode="json"))
     # Also what was changed to the usual value: a check of the file has the recorded policy beneath it.

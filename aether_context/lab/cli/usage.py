@@ -65,13 +65,12 @@ class _Group:
 
 def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
-    store, by = packs.require(PackStore(url)), tuple(dict.fromkeys(by))
+    listed, by = packs.selected_packs(store := PackStore(url), **selection), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
     compared = Comparison()
 
-    listed = store.listed(**selection)
     for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
@@ -95,8 +94,6 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
         sides = {"packed": _side(compared.packed), "unpacked": _side(compared.unpacked)}
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
-    elif not groups:
-        say_error(f"no packs{packs.whose(**selection)} in {store.url}")
     else:
         _print(by, rows, all_calls, acts)
         say()

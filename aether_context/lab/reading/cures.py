@@ -30,33 +30,34 @@ them back, which are not in the recording, so that a text has to stay with less 
 
 
 class Cures:
-    """The settings that are tried for a text which a call's request does not hold.
+    """The settings that are tried for a text which requests of a session do not hold.
 
     Args:
-        manifest: the call's.
+        session: any call's manifest of it.
         holds: tells of a piece of a request whether it holds the text.
-        most_packs: most packs that are built; a setting of which the session takes more than are left is not tried.
 
     Raises:
         AetherContextError: the session cannot be played.
     """
 
-    def __init__(
-        self, replayer: Replayer, manifest: Manifest, text: str, holds: Callable[[str], bool], most_packs: int
-    ) -> None:
-        self._manifest, self._text, self._holds = manifest, text, holds
-        self._most_packs = self._packs_left = most_packs
-        (folder,) = folders([replayer.store], **values_of(manifest, "app", "user", "session"))
-        self._stored, self._policy = stored_texts(folder), replayer.policy(manifest)
-        whose, recorded = (manifest.agent, manifest.branch), recorded_sessions(folder, replayer)
-        self._sessions = sorted(recorded, key=lambda each: (each.agent, each.calls[0].manifest.branch) != whose)
-        """The agent's own calls come first: where they lose the text, the others need not be played."""
+    def __init__(self, replayer: Replayer, session: Manifest, text: str, holds: Callable[[str], bool]) -> None:
+        self._replayer, self._text, self._holds = replayer, text, holds
+        (folder,) = folders([replayer.store], **values_of(session, "app", "user", "session"))
+        self._stored, self._recorded = stored_texts(folder), tuple(recorded_sessions(folder, replayer))
+
+    def cheapest(self, manifest: Manifest, tools: Sequence[str], most_packs: int) -> str:
+        """The cheapest setting that keeps the text in a call's request, with what it costs, or that none does.
+
+        Args:
+            tools: those whose results hold it.
+            most_packs: most packs that are built; a setting of which the session takes more than are left is not tried.
+        """
+        self._manifest, self._policy, self._packs_left = manifest, self._replayer.policy(manifest), most_packs
+        whose = manifest.agent, manifest.branch
+        # The agent's own calls come first: where they lose the text, the others need not be played.
+        self._sessions = sorted(self._recorded, key=lambda each: (each.agent, each.calls[0].manifest.branch) != whose)
         is_of_all = len({each.calls[-1].policy.digest for each in self._sessions}) == 1
         self._prefix = "" if is_of_all else f"agents.{manifest.agent}."
-
-    def cheapest(self, tools: Sequence[str]) -> str:
-        """The cheapest setting that keeps the text, with what it costs, or that none does; ``tools`` are those whose
-        results hold it."""
         calls = [call.manifest for session in self._sessions for call in session.calls]
         costs, trials, untried = dict[str, float](), self._values(tools), 0
         for path, values in trials.items():
@@ -75,7 +76,7 @@ class Cures:
                     costs[name] = cost
                     break
         rest = f"; {untried} more were not tried, for which the command has --all" if untried else ""
-        if self._packs_left == self._most_packs:
+        if self._packs_left == most_packs:
             return f"no setting was tried: each takes {len(calls):,} packs{rest}"
         if not costs:
             return f"none of {sum(map(len, trials.values())) - untried} settings that were tried keeps it{rest}"

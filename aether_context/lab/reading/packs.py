@@ -13,6 +13,7 @@ from typing import Literal, TypeAlias
 from aether_context.canonical import JSON, short
 from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError, StoreError
+from aether_context.lab.tuning.simulation import window_under
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy, differing
 from aether_context.store import Manifest, record
@@ -37,6 +38,7 @@ WHY: Mapping[str, str] = {
     "window": "it would not have fitted the window",
     "already_in_conversation": "it stands in the conversation anyway",
     "in_payload": "it is the plan that the payload was made of",
+    "transfer": "it says only that one agent handed over to another",
     "not_in_scope": "the step does not name it",
     "no_message": "there is no human message to put it into",
     "threshold": "the estimate had passed the share of the window that placeholders begin at",
@@ -49,7 +51,10 @@ WHY: Mapping[str, str] = {
     "instructs": "kept: the policy lets its tool instruct",
 }
 """Each reason for leaving something out, as the end of a sentence."""
-_UNMISSED = {"already_in_conversation", "below_floor", "beyond_k", "duplicate", "expired", "in_payload", "not_in_scope"}
+_UNMISSED = {
+    *("already_in_conversation", "below_floor", "beyond_k", "duplicate", "expired", "in_payload", "not_in_scope"),
+    "transfer",
+}
 """The reasons for which the model misses nothing that the request would have had room for."""
 
 
@@ -197,14 +202,14 @@ def view_of(pack: Pack, manifest: Manifest) -> PackView:
 def view_under(replayer: Replayer, manifest: Manifest, policy: PackPolicy) -> PackView:
     """The pack that what a policy names, on top of the recorded one, builds from a recorded pack's input.
 
-    The window is the recorded one unless the policy sets one.
+    The window is that of `window_under`.
 
     Raises:
         ReplayError: the recording cannot be built from.
     """
     policy = policy.for_agent(manifest.agent)
     merged = policy.over(replayer.policy(manifest))
-    pack = replayer.replay(manifest, merged, window=policy.window_of(manifest.model) or manifest.window).pack
+    pack = replayer.replay(manifest, merged, window=window_under(policy, manifest.model, manifest.window)).pack
     view = view_of(pack, record(pack, merged, manifest.counter, None).manifest)
     return replace(view, settings=settings_of(merged))
 

@@ -209,6 +209,7 @@ class _Search:
         self.replayer = Replayer(store)
         self._text, self._exact = text, exact
         self.places: dict[tuple[str, ...], Place] = {}
+        self._cures: dict[tuple[str, ...], Cures] = {}
         self._results: dict[tuple[str, ...], Mapping[str, str]] = {}
         self._notes: dict[str, None] = {}
         self._looked: list[tuple[tuple[str, ...], Manifest, Sequence[Piece], bool]] = []
@@ -449,7 +450,9 @@ class _Search:
     def _cure(self, manifest: Manifest, places: Sequence[Place], most_packs: int) -> str:
         tools = {spot.who.partition("(")[0] for spot in places if spot.kind == "tool result"}
         try:
-            return Cures(self.replayer, manifest, self._text, self._holds, most_packs).cheapest(sorted(tools))
+            if (key := manifest.session_key) not in self._cures:
+                self._cures[key] = Cures(self.replayer, manifest, self._text, self._holds)
+            return self._cures[key].cheapest(manifest, sorted(tools), most_packs)
         except AetherContextError as error:
             return f"no setting could be tried: {error}"
 

@@ -27,7 +27,6 @@ from aether_context.store import Manifest
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.model_limits import model_window
-from aether_context.usage.prices import working_window
 
 _PlayedCall: TypeAlias = tuple[RecordedCall, Pack]
 """A recorded call, and the pack that was built for it instead."""
@@ -234,12 +233,17 @@ def _varied(recorded: PackPolicy, policy: PackPolicy, others: Sequence[PackPolic
         return recorded
 
 
+def window_under(policy: PackPolicy, model: str, recorded: int) -> int:
+    """The window of a recorded call under a policy: the ``recorded`` one unless the policy names one for the model."""
+    return model_window(model) if policy.takes_all(model) else policy.window_of(model) or recorded
+
+
 def _source(call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> PackInput:
     """The input of a call's pack, after the packs before it."""
     source = call.source
     model, window, calibration = source.request.model, source.window, source.usage.calibration
     if policy.max_input_tokens != call.policy.max_input_tokens:
-        window = policy.window_of(model) or (model_window if policy.takes_all(model) else working_window)(model)
+        window = window_under(policy, model, window)
     request_before, epoch = Previous(), Epoch(number=0)
     if previous is not None:
         recorded_call, pack = previous
