@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 
 import pytest
@@ -15,8 +16,7 @@ from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.summary import Recap, recap
-from aether_context.pack import Content
+from aether_context.pack import Content, ContentForm
 from aether_context.policy import ConversationSettings
 from aether_context.text.entities import mentions
 from aether_context.tokens import counter_for
@@ -36,9 +36,16 @@ def work(count: int, size: int = 20) -> list[Content]:
     return [*contents, said("Done with docs/reports/all.md.", "model"), said("And which is late?")]
 
 
+def recap(contents: list[Content], cut: Iterable[int], earlier: str = "", *, max_tokens: int) -> str:
+    """The text in the place of the contents that a cut takes, behind that of earlier cuts."""
+    conversation = Conversation.of(contents, window=100)
+    conversation = replace(conversation, recap=conversation.recap._replace(summary=earlier))
+    return conversation.summarized({at: ContentForm("left_out", "threshold") for at in cut}, max_tokens)
+
+
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
     contents = work(5)
-    said_before = recap(contents[:9], contents[9:], Recap(), max_tokens=400, counter=TALLY)
+    said_before = recap(contents, range(9), max_tokens=400)
     assert "- user: Check all reports in docs/reports." in said_before
     assert "docs/reports/r0.md" in said_before
     assert "docs/reports/r4.md" not in said_before, "it stands in what stays"
@@ -49,7 +56,7 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     contents = work(60)
     made, texts = "", []
     for start in range(1, 100, 10):
-        made = recap(contents[start : start + 10], contents[-2:], Recap(made), max_tokens=300, counter=TALLY)
+        made = recap([*contents[start : start + 10], *contents[-2:]], range(10), made, max_tokens=300)
         assert TALLY.count(made) <= 300
         texts.append(made)
     grown = [later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False)]
