@@ -40,20 +40,16 @@ def calling(mode: str, *names: str) -> types.ToolConfig:
 @pytest.mark.parametrize(
     ("chat", "readers"),
     [
-        ({}, READERS),
-        ({"alter": OWN_CACHE}, ()),
-        ({"alter": settings(**JSON)}, ()),
+        ({}, READERS), ({"alter": OWN_CACHE}, ()), ({"alter": settings(**JSON)}, ()),
         ({"alter": settings(response_mime_type="text/x.enum")}, ()),
         ({"alter": settings(**JSON), "model": "gemini-flash-latest"}, READERS),
         ({"alter": settings(**JSON), "model": "gemini/gemini-2.5-pro"}, ()),
         ({"alter": settings(**JSON), "tools": [look_up]}, READERS),
         ({"alter": settings(response_modalities=["TEXT", "IMAGE"])}, ()),
-        ({"alter": settings(tool_config=calling("NONE"))}, ()),
-        ({"tools": [google_search]}, ()),
-        ({"model": "ollama_chat/gemma3:27b"}, ()),
-        ({"model": "ollama_chat/llama3.1:8b"}, READERS),
+        ({"alter": settings(tool_config=calling("NONE"))}, ()), ({"tools": [google_search]}, ()),
+        ({"model": "ollama_chat/gemma3:27b"}, ()), ({"model": "ollama_chat/llama3.1:8b"}, READERS),
     ],
-)
+)  # fmt: skip
 @pytest.mark.rows(4)
 def test_a_cut_brings_readers_where_the_request_takes_functions(chat: dict[str, Any], readers: tuple[str, ...]) -> None:
     talk = Chat(policy=small(4_000), **chat)

@@ -97,14 +97,10 @@ def test_an_agents_critic_is_looked_up_where_the_plugin_is_made():
 @pytest.mark.parametrize(
     ("table", "words"),
     [
-        ({"windw": 1}, "windw"),
-        ({"max_input_tokens": 3}, "max_input_tokens"),
-        ({"record": "off"}, "whole app"),
-        ({"offload": {"mode": "off"}}, "whole app"),
-        ({"sees": "mine"}, "sees"),
-        ("reserch", "agents"),
+        ({"windw": 1}, "windw"), ({"max_input_tokens": 3}, "max_input_tokens"), ({"record": "off"}, "whole app"),
+        ({"offload": {"mode": "off"}}, "whole app"), ({"sees": "mine"}, "sees"), ("reserch", "agents"),
     ],
-)
+)  # fmt: skip
 def test_a_table_with_a_mistake_is_an_error(table, words):
     with pytest.raises(PolicyError, match=words):
         PackPolicy(agents={"travel": table})

@@ -53,14 +53,10 @@ def test_a_summary_stays_inside_its_budget(texts, budget):
 @pytest.mark.parametrize(
     "text",
     [
-        "Hi, how are you?",
-        "Thanks!",
-        "Hey Mel! Good to see you! How have you been?",
-        "Wow, Caroline, that's amazing! Glad it helped.",
-        "Thanks, Maria! You too! Stay safe!",
-        "ok, go on please",
+        "Hi, how are you?", "Thanks!", "Hey Mel! Good to see you! How have you been?",
+        "Wow, Caroline, that's amazing! Glad it helped.", "Thanks, Maria! You too! Stay safe!", "ok, go on please",
     ],
-)
+)  # fmt: skip
 def test_greetings_thanks_and_praise_are_no_bullets(text: str) -> None:
     contents = [said(text), said(text, "model"), said("Book a table for four.")]
     summary = summary_of(*contents, max_tokens=100)

@@ -142,15 +142,10 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
 @pytest.mark.parametrize(
     "secret",
     [
-        f"123456789:AA{'b3c' * 11}",
-        f"MTk4NjIyNDgzNDcxOTI1MjQ4.{'aB3' * 2}.{'d4E' * 9}",
-        "password: hunter22",
-        "api_key = 'abcdef12'",
-        "DB_PASSWORD=${x}y",
-        "DB_PASS=hunter22",
-        "password=${X:-hunter22}",
+        f"123456789:AA{'b3c' * 11}", f"MTk4NjIyNDgzNDcxOTI1MjQ4.{'aB3' * 2}.{'d4E' * 9}", "password: hunter22",
+        "api_key = 'abcdef12'", "DB_PASSWORD=${x}y", "DB_PASS=hunter22", "password=${X:-hunter22}",
     ],
-)
+)  # fmt: skip
 def test_tokens_and_passwords_are_masked(secret: str) -> None:
     value = secret.split(" ")[-1].strip("'")
     assert value not in masker(("secrets",))(f"It is {secret} as of today")
