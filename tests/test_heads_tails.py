@@ -132,7 +132,7 @@ def test_preservation_is_validated() -> None:
     held = conversation(contents, anchors=anchored(contents, {20: "the limit"}))
     validate(held, trim(held, options()))
     broken = Decision({20: ContentForm("left_out", "strategy")})
-    with pytest.raises(AnchorPreservationError) as caught:
+    with pytest.raises(AnchorPreservationError, match=r"the limit \(content 20, priority 60\)") as caught:
         validate(held, broken)
     assert caught.value.anchors == ("the limit (content 20, priority 60)",)
     assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.most)
