@@ -202,11 +202,6 @@ def test_short_conversations_stay_as_they_are(count: int) -> None:
     assert squeezed[-1:] == contents[-1:]
 
 
-def test_the_defaults_are_a_head_of_three_and_a_tail_of_five() -> None:
-    settings = ConversationSettings().heads_tails
-    assert (settings.head, settings.tail) == (3, 5)
-
-
 # summaries
 
 

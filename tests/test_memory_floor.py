@@ -87,23 +87,8 @@ def test_a_long_list_is_floored_by_meaning_and_standing_wishes_pass() -> None:
 
 @pytest.mark.parametrize("lucky", [(), ("Locker 7 is at the gym",)])
 def test_a_term_that_one_memory_shares_by_chance_moves_no_other(lucky: tuple[str, ...]) -> None:
-    names = [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "omicron",
-    ]
+    names = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
+             "nu", "xi", "omicron"]  # fmt: skip
     facts = [f"Harbour fee {name}: the tariff for the quay and the ferry" for name in names]
     chat = Chat(memory=Memories(*map(remembered, [*facts, *lucky])), policy=PackPolicy(max_input_tokens=4_000))
     chat.say("Which harbour fee is due at the quay for 7 ferries?")
