@@ -90,7 +90,8 @@ async def wake(plugins: Sequence[ContextPackPlugin], count: int, beat: Callable[
 
     tasks = [asyncio.create_task(ask(at)) for at in range(count)]
     heart = asyncio.create_task(go_on())
-    await asyncio.wait(tasks, timeout=60)
+    _, waiting = await asyncio.wait(tasks, timeout=300)
+    assert not waiting
     assert not any(task.exception() for task in tasks if not task.cancelled())
     heart.cancel()
     await runner.close()
