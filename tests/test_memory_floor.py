@@ -178,16 +178,3 @@ def test_diversity_weighs_what_is_new_against_what_is_near() -> None:
         return other in memory_section(chat)
 
     assert [enters(diversity) for diversity in (0.2, 1.0)] == [True, False]
-
-
-def test_the_contract_says_what_is_authoritative() -> None:
-    for contract in ("system", "payload"):
-        chat = Chat(state={"plan": PLAN}, policy=PackPolicy(payload={"contract": contract}))
-        chat.say("What is 2 + 2?")
-        sent = f"{chat.sent[0].system}{chat.sent[0].text}"
-        assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
-        assert (
-            sent.count("\n- Where USER REQUEST asks for something beyond STEP, do STEP alone: name in your answer") == 1
-        )
-        assert "USER REQUEST holds" not in sent
-        assert "HANDED OVER" not in sent

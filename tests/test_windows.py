@@ -78,7 +78,8 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(
-    ("model", "tokens"), [(model, tokens) for tokens, models in WINDOWS.items() for model in models.split()]
+    ("model", "tokens"),
+    [*((model, tokens) for tokens, models in WINDOWS.items() for model in models.split()), (" GPT-4o ", 128_000)],
 )
 def test_known_models_have_their_window(model: str, tokens: int) -> None:
     assert known_window(model) == tokens
