@@ -302,6 +302,31 @@ def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(
         assert set(reasons(manifests)) == {"history_rewritten"}
 
 
+@pytest.mark.parametrize(("back_to", "window", "summary_share"), [(1, 2_500, 0.2), (4, 2_500, 0), (8, 60_000, 0.2)])
+@pytest.mark.rows(1)
+def test_nothing_that_was_rewound_is_ever_sent_again(back_to: int, window: int, summary_share: float) -> None:
+    chat = Chat(
+        script=[
+            *answering(9),
+            *(one for at in range(9, 15) for one in (call("read_page", name=f"page_{at}"), f"answer_{at}")),
+        ],
+        tools=[read_page],
+        policy=PackPolicy(max_input_tokens=window, conversation={"summary_share": summary_share}),
+        state=planned(),
+    )
+    every = messages(15)
+    chat.say(*every[:9])
+    asked = [event for event in asyncio.run(chat.held()).events if event.author == "user" and event.content]
+    at = next(event for event in asked if event.content.parts[0].text == every[back_to])
+    asyncio.run(chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=at.invocation_id))
+    before = len(chat.sent)
+    chat.say(*every[9:])
+    manifests = checked(chat)
+    gone = {f"{word}_{number}" for number in range(back_to, 9) for word in ("msg", "page", "answer")}
+    assert all(not marked(one, r"[a-z]+_\d+") & gone for one in chat.sent[before:])
+    assert manifests[before].epoch_reason in ("history_rewritten", "first_call", "high_water")
+
+
 def order_book(title: str) -> None:
     """Orders a book, which takes days."""
 
