@@ -21,7 +21,26 @@ from aether_context import Manifest, PackPolicy, replay
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.errors import PolicyError
-from aether_context.tokens.model_limits import known_window, model_window
+from aether_context.tokens.model_limits import bare_model_name, known_window, model_window
+
+
+@pytest.mark.parametrize(
+    ("spelling", "bare"),
+    [
+        ("gemini-2.5-flash", "gemini-2.5-flash"), (" Gemini-2.5-Flash ", "gemini-2.5-flash"),
+        ("models/gemini-2.5-flash", "gemini-2.5-flash"), ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
+        ("projects/p/locations/us-central1/publishers/google/models/gemini-2.5-pro", "gemini-2.5-pro"),
+        ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
+        ("claude-opus-4-5@default", "claude-opus-4-5"), ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("openrouter/anthropic/claude-3.5-sonnet:beta", "claude-3.5-sonnet"),
+        ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5-20250929"),
+        ("anthropic.claude-3-5-sonnet-20241022-v2:0", "claude-3-5-sonnet-20241022"),
+        ("bedrock/openai.gpt-oss-120b-1:0", "gpt-oss-120b"), ("", ""),
+    ],
+)  # fmt: skip
+def test_the_bare_name_is_what_the_model_is_called(spelling: str, bare: str) -> None:
+    assert bare_model_name(spelling) == bare
+
 
 WINDOWS = {
     1_048_576: (
@@ -78,8 +97,7 @@ WINDOWS = {
 
 
 @pytest.mark.parametrize(
-    ("model", "tokens"),
-    [*((model, tokens) for tokens, models in WINDOWS.items() for model in models.split()), (" GPT-4o ", 128_000)],
+    ("model", "tokens"), [(model, tokens) for tokens, models in WINDOWS.items() for model in models.split()]
 )
 def test_known_models_have_their_window(model: str, tokens: int) -> None:
     assert known_window(model) == tokens
