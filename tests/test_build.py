@@ -54,6 +54,18 @@ def test_where_nothing_may_be_shortened_all_is_verbatim_or_left_out(enabled):
     accounted(pack)
 
 
+def test_an_oversized_request_keeps_its_ends_and_is_stored():
+    text = "START " + "\n".join(f"row {at}" for at in range(20_000)) + " END"
+    pack = build_pack(pack_input([message(text)], window=4_000), PackPolicy())
+    assert pack.tokens.expected <= 3_600
+    assert "START" in pack.contents[-1].content.text
+    assert pack.contents[-1].content.text.endswith("END")
+    (uri, saved), *_ = pack.to_store.saved.items()
+    assert uri in pack.contents[-1].content.text
+    assert saved == text
+    accounted(pack)
+
+
 def tools(*names: str) -> tuple[Tool, ...]:
     return tuple(
         Tool(name=name, signature=f"{name}()", wire="{}", digest=hash_text(name), essential=name == "transfer_to_agent")

@@ -66,6 +66,12 @@ def test_where_only_the_request_would_be_there_is_no_payload():
     assert text_of(step=Step()) == "Which vendor is cheaper?"
 
 
+def test_every_header_that_the_contract_names_exists():
+    named = {"TASK", "STEP", "ACCEPTANCE", "EVIDENCE", "MEMORY", "CONVERSATION SUMMARY", "USER REQUEST"}
+    assert named - {"CONVERSATION SUMMARY"} <= set(HEADERS)
+    assert all(name in packed().system for name in (*named, FIRST_LINE))
+
+
 @pytest.mark.parametrize(
     ("plan", "step", "shown"),
     [
