@@ -12,8 +12,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
-from restarting import Restarting
-from scripted import Chat, big_file, call, exact, inside, look_up, new_store, was_cut
+from scripted import Chat, big_file, call, exact, inside, look_up, was_cut
 from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
@@ -284,13 +283,6 @@ def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
     message = chat.sent[-1].contents[0]
     assert [part.text.startswith(SUMMARY_TITLE) for part in message.parts] == [False, True]
     chat.replays()
-
-
-@pytest.mark.slow
-def test_another_process_goes_on_with_the_same_bytes() -> None:
-    whole = asked()
-    other = asked(plugin=Restarting(policy=PackPolicy(max_input_tokens=WINDOW), store=new_store(), on_error="raise"))
-    assert [one.wires for one in other.sent] == [one.wires for one in whole.sent]
 
 
 def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:
