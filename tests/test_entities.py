@@ -176,8 +176,7 @@ def test_a_number_in_a_text_stands_with_the_label_before_it(text: str, found: li
 
 
 def answer_to(text: str, **arguments: str) -> list[str]:
-    contents = [called("look_up", "1", **arguments), answered("look_up", "1", text)]
-    return entity_table(contents, max_tokens=400, counter=counter_for("gemini-2.5-flash")).splitlines()
+    return table(called("look_up", "1", **arguments), answered("look_up", "1", text), room=400).splitlines()
 
 
 @pytest.mark.parametrize(
@@ -208,8 +207,7 @@ def test_a_call_that_names_two_records_says_of_neither_what_came() -> None:
 
 def test_words_give_way_to_names_numbers_and_identifiers() -> None:
     people = [{"id": f"P-{at}", "remark": "it holds for all of Bern", "net": f"net-{at:04}"} for at in range(40)]
-    contents = [called("look_up", "1"), answered("look_up", "1", json.dumps(people))]
-    made = entity_table(contents, max_tokens=300, counter=counter_for("gemini-2.5-flash"))
+    made = table(called("look_up", "1"), answered("look_up", "1", json.dumps(people)), room=300)
     assert "net-0009" in made
     assert "Bern" not in made
 
