@@ -1,4 +1,4 @@
-"""Tools that a step names, and those of many that find room; and additions that go with what the app itself asks for."""
+"""Tools that a step names, and those of many that find room; and additions that suit what the app itself asks for."""
 
 from __future__ import annotations
 
