@@ -1,7 +1,7 @@
 """Sixty faults that `tests/sabotage.py` puts into the package one by one: what a hurried change could get wrong.
 
 A name says what is wrong then. At least one stands in each room.
-`tests/test_sabotage.py` checks that they fit the code.
+`tests/test_tests.py` checks that they fit the code.
 """
 
 from __future__ import annotations

@@ -18,22 +18,14 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 @pytest.mark.parametrize(
     ("answer", "gold", "right"),
     [
-        ("She went on May 7th, 2023.", "7 May 2023", True),
-        ("2023-05-07", "May 7, 2023", True),
-        ("on 7 May", "7 May 2023", True),
-        ("8 May 2023", "7 May 2023", False),
-        ("May 2023", "7 May 2023", False),
-        ("7 June 2023", "June 2023", True),
-        ("June 2022", "June 2023", False),
-        ("In 2022", "2022", True),
-        ("I don't know", "2022", False),
-        ("To Lisbon, by the sea", "Lisbon", True),
-        ("2 times", "two times", True),
-        ("a shiny red car", "A shiny orange car", True),
-        ("a car", "A shiny orange car", False),
+        ("She went on May 7th, 2023.", "7 May 2023", True), ("2023-05-07", "May 7, 2023", True),
+        ("on 7 May", "7 May 2023", True), ("8 May 2023", "7 May 2023", False), ("May 2023", "7 May 2023", False),
+        ("7 June 2023", "June 2023", True), ("June 2022", "June 2023", False), ("In 2022", "2022", True),
+        ("I don't know", "2022", False), ("To Lisbon, by the sea", "Lisbon", True), ("2 times", "two times", True),
+        ("a shiny red car", "A shiny orange car", True), ("a car", "A shiny orange car", False),
         ("Porto\nor Lisbon", "Lisbon", False),
     ],
-)
+)  # fmt: skip
 def test_an_answer_is_right_by_its_dates_and_its_words(
     answers: ModuleType, answer: str, gold: str, right: bool
 ) -> None:
@@ -43,14 +35,10 @@ def test_an_answer_is_right_by_its_dates_and_its_words(
 @pytest.mark.parametrize(
     ("gold", "fact"),
     [
-        ("May 1, 2023", True),
-        ("a rainbow sidewalk", True),
-        ("The week before 9 June 2023", False),
-        ("pottery, camping", False),
-        ("Yes", False),
-        ("by carving out some time each day", False),
+        ("May 1, 2023", True), ("a rainbow sidewalk", True), ("The week before 9 June 2023", False),
+        ("pottery, camping", False), ("Yes", False), ("by carving out some time each day", False),
     ],
-)
+)  # fmt: skip
 def test_asked_is_what_has_a_short_fact_for_an_answer(answers: ModuleType, gold: str, fact: bool) -> None:
     assert answers.is_fact(gold) is fact
 

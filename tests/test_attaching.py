@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+import json
 import logging
+from itertools import product
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
-from plans import NARROW, PLAN, cached_input_costs, planned
+from plans import NARROW, PLAN, cached_input_costs, planned, small
 from scripted import Chat, Scripted, call, grow, look_up, new_store, send_mail
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin, context_pack_callbacks
 from aether_context.errors import PolicyError
-from aether_context.policy import PROFILES
+from aether_context.policy import PRESETS, PROFILES, _recorded_defaults
 from aether_context.store.replay import Replayer
 
 
@@ -290,3 +293,40 @@ def test_a_file_that_is_too_deep_or_too_large_is_a_bad_policy(tmp_path, text):
     path.write_text(text)
     with pytest.raises(PolicyError):
         PackPolicy.load(path)
+
+
+SETTINGS = [
+    {},
+    {"conversation": {"compact_at": 0.7, "sliding_turns": {"tokens": 0}}, "redact": ("email",)},
+    {"budget": {"shares": _recorded_defaults()["budget"]["shares"]}, "max_input_tokens": {"m": 4_000}},
+    {
+        "agents": {"clerk": "research"},
+        "limits": {"session": {"input_tokens": 9_000}},
+        "offload": {"tools": {"a": "keep"}},
+    },
+]
+
+
+@pytest.mark.parametrize(("profile", "preset", "settings"), list(product(PROFILES, PRESETS, SETTINGS)))
+def test_a_policy_comes_back_as_it_was_recorded(profile: str, preset: str, settings: dict) -> None:
+    policy = PackPolicy.load(profile, preset=preset, **settings)
+    recorded = PackPolicy.from_recorded(json.loads(policy.canonical))
+    assert recorded.model_dump() == policy.model_dump()
+    assert recorded.digest == policy.digest
+    assert recorded.economical(2).model_dump() == policy.economical(2).model_dump()
+
+
+def test_what_is_as_usual_is_not_recorded() -> None:
+    assert PackPolicy().canonical == "{}"
+    assert json.loads(PackPolicy(conversation={"compact_at": 0.5}).canonical) == {"conversation": {"compact_at": 0.5}}
+
+
+def test_a_pack_replays_under_the_default_that_it_was_built_with() -> None:
+    chat = Chat(policy=small(4_000, conversation={"compact_at": 0.5}))
+    chat.say("hello")
+    later = {**_recorded_defaults(), "cache": "off", "on_invalid": "raise"}
+    with patch("aether_context.policy._recorded_defaults", lambda: later):
+        # As if these had been the defaults once: what this version does otherwise is recorded.
+        assert json.loads(PackPolicy().canonical) == {"cache": "auto", "on_invalid": "warn"}
+        assert PackPolicy.from_recorded({}).on_invalid == "raise"
+    chat.replays()

@@ -93,32 +93,21 @@ ONE = types.GenerateContentConfig(
 @pytest.mark.parametrize(
     ("settings", "readers"),
     [
-        ({"policy": rules()}, READERS),
-        ({"policy": None}, READERS),
+        ({"policy": rules()}, READERS), ({"policy": None}, READERS),
         ({"policy": rules(), "settings": {"output_schema": Note}}, READERS),
-        ({"policy": PackPolicy(max_input_tokens=3_900)}, ()),
-        ({"policy": None, "model": "of-no-known-window"}, ()),
+        ({"policy": PackPolicy(max_input_tokens=3_900)}, ()), ({"policy": None, "model": "of-no-known-window"}, ()),
         ({"policy": rules(), "tools": []}, ()),
         ({"policy": rules(), "tools": [], "settings": {"output_schema": Note}}, ()),
         ({"policy": rules(), "settings": {"generate_content_config": ONE}}, ()),
-        ({"policy": rules(offload={"tools": NEVER})}, ()),
-        ({"policy": rules(offload={"mode": "off"})}, ()),
+        ({"policy": rules(offload={"tools": NEVER})}, ()), ({"policy": rules(offload={"mode": "off"})}, ()),
         ({"policy": rules(record="hashes")}, ()),
     ],
     ids=[
-        "a large window",
-        "the model's own",
-        "a schema with tools",
-        "a small window",
-        "an assumed window",
-        "no tools",
-        "a schema without tools",
-        "calls that are told to be made",
-        "results that all stay",
-        "no offload",
+        "a large window", "the model's own", "a schema with tools", "a small window", "an assumed window", "no tools",
+        "a schema without tools", "calls that are told to be made", "results that all stay", "no offload",
         "no texts in the store",
     ],
-)
+)  # fmt: skip
 def test_readers_are_declared_first_where_results_may_be_offloaded(settings, readers):
     talk = chat(["hello"], **settings)
     talk.say("hi", "and again")

@@ -6,7 +6,6 @@ import asyncio
 import os
 import random
 import threading
-from collections.abc import Iterator
 from itertools import product
 from typing import Any
 
@@ -21,7 +20,6 @@ from timing import lines_of
 
 from aether_context import PackPolicy
 from aether_context.adk import bounds, packer
-from aether_context.adk.bounds import take_turn
 from aether_context.conversation import normalize, strategy_names, units
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.errors import StepTooLarge
@@ -50,42 +48,6 @@ class Stubborn(Memories):
 
     async def add_memory(self, **given: Any) -> None:
         await self.go_on()
-
-
-class CountedSteps:
-    """A turn, with the number of times that the event loop resumed who waits for it."""
-
-    def __init__(self) -> None:
-        self.steps = 0
-
-    def __await__(self) -> Iterator[Any]:
-        waiting = take_turn().__await__()
-        for future in waiting:
-            self.steps += 1
-            yield future
-
-
-def test_who_waits_for_a_turn_sleeps_until_it_comes_and_none_who_gives_up_holds_up_the_others() -> None:
-    served: list[int] = []
-
-    async def take(number: int) -> int:
-        turn = CountedSteps()
-        await turn
-        served.append(number)
-        return turn.steps
-
-    async def run() -> list[int]:
-        tasks = [asyncio.ensure_future(take(number)) for number in range(60)]
-        await asyncio.sleep(0)
-        for number in (1, 7, 8, 59):
-            tasks[number].cancel()
-        steps = await asyncio.gather(*tasks, return_exceptions=True)
-        return [count for count in steps if isinstance(count, int)]
-
-    for _ in range(2):  # each in an event loop of its own
-        served.clear()
-        assert asyncio.run(run()) == [0] + [1] * 55
-        assert served == [number for number in range(60) if number not in (1, 7, 8, 59)]
 
 
 @short_waits()

@@ -17,7 +17,7 @@ from typing import Any
 import packs
 import pytest
 from click.testing import CliRunner, Result
-from scripted import Chat
+from scripted import Chat, call, look_up
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.lab.cli import main
@@ -323,6 +323,37 @@ def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path) -> None:
     assert "Error: " in result.stderr
 
 
+# diff
+
+
+def test_diff_compares_a_pack_with_the_one_before_it() -> None:
+    script = [reply for at in range(8) for reply in ([call("look_up", key=f"k{at}")], f"answer {at}")]
+    chat = Chat(script, [look_up], PackPolicy(max_input_tokens=1_800))
+    chat.say(*(f"question {at}" for at in range(8)))
+    manifests = chat.manifests()
+    at = next(at for at, one in enumerate(manifests) if one.epoch_reason == "high_water")
+    before, cut = manifests[at - 1 : at + 1]
+    output = run("diff", cut.pack_id, store=chat.store, code=1).stdout
+    assert before.pack_id in output
+    assert "they part in content 0 (user), after 0 of its characters: cut" in output
+    left = [line.split() for line in output.splitlines() if line.split()[:1] == ["left"]]
+    assert len(left) == len([row for row in cut.rows if row.form == "summarized"])
+    assert all(words[-2:] == ["summarized,", "window"] for words in left)
+    assert "    - question 0\n" in output
+    assert "    + CONVERSATION SUMMARY" in output
+    change = f"{before.request_tokens:,} → {cut.request_tokens:,}"
+    assert any(change in line for line in output.splitlines() if line.split()[:1] == ["all"])
+
+
+def test_diff_of_what_is_not_there(store: PackStore, tmp_path: Path) -> None:
+    packs.chain(store, 1)
+    assert "says of no pack before it" in run("diff", store=store, code=3).stderr
+    text = tmp_path / "notes.md"
+    text.write_text("notes")
+    assert "no pack" in run("diff", str(text), "latest", store=store, code=3).stderr
+    assert "diff [OPTIONS]" in run("diff", "a", "b", "c", store=store, code=2).stderr
+
+
 # one way to name a store
 
 
@@ -421,32 +452,6 @@ def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore
     assert "estimated" not in rows[2]
     assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
     assert "1 packs have no answer on record" in run("usage", store=store).stdout
-
-
-# what is loaded
-
-_HEAVY = {"google", "numpy", "torch", "genai_prices", "rank_bm25", "sentence_transformers"}
-
-
-@pytest.fixture
-def loaded(tmp_path: Path) -> Callable[[str], set[str]]:
-    """Runs statements in a new interpreter; returns the top-level packages that it then has loaded."""
-
-    def ran(statements: str) -> set[str]:
-        code = f"{statements}\nimport sys; print('\\n' + ' '.join(name.split('.')[0] for name in sys.modules))"
-        environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-        done = subprocess.run(
-            [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=environment, cwd=tmp_path
-        )
-        return set(done.stdout.splitlines()[-1].split())
-
-    return ran
-
-
-def test_importing_the_command_line_loads_next_to_nothing(loaded: Callable[[str], set[str]]) -> None:
-    found = loaded("import aether_context.lab.cli")
-    assert "click" in found
-    assert not found & (_HEAVY | {"pydantic", "fsspec"})
 
 
 def test_an_advised_command_names_its_store_where_the_environment_has_another(

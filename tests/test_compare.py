@@ -8,8 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import fsspec
 import pytest
 from click.testing import CliRunner, Result
+from fsspec.implementations.memory import MemoryFileSystem
 from packs import recording
 from recorded_sessions import edit, read_file
 from scripted import Chat, call, new_store
@@ -18,7 +20,6 @@ from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
 from aether_context.lab.cli import main
 from aether_context.lab.exam import hold_exam
-from aether_context.lab.exam.recordings import folders
 
 SEEDS = range(4)
 
@@ -127,12 +128,21 @@ def test_an_observed_session_is_judged_by_what_was_sent_and_one_of_hashes_by_the
     assert not arms["chat"]["answered"]["sessions"]
 
 
+class Locked(MemoryFileSystem):  # type: ignore[misc]
+    """Files that are reached with a key alone."""
+
+    protocol, cachable = "locked", False
+
+    def __init__(self, key: str = "", **options: Any) -> None:
+        if key != "k":
+            raise PermissionError("no key")
+        super().__init__(**options)
+
+
 def test_options_of_a_store_reach_its_sessions() -> None:
-    recorded = new_store()
-    Chat(store=recorded).say("Hello.")
-    store = PackStore(recorded.url, skip_instance_cache=True)
-    (folder,) = folders([store])
-    assert folder.store.files.options == {"skip_instance_cache": True}
+    fsspec.register_implementation("locked", Locked, clobber=True)
+    store = PackStore("locked://compare", key="k")
+    Chat(store=store).say("Hello.")
     assert hold_exam(store).sessions
 
 

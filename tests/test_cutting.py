@@ -1,8 +1,10 @@
-"""What a cut leaves: a recap that mostly grows, a shortened exchange at the edge; and the price at which it pays."""
+"""What a cut leaves: a recap that mostly grows, a shortened edge, long work that goes on; and when it pays."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from google.adk.agents.callback_context import CallbackContext
@@ -10,14 +12,14 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from packs import answered, called, lines, said, trim
 from plans import loop, small, turns, words
-from scripted import Chat, big_file, call, inside, look_up, was_cut
+from scripted import Chat, big_file, call, exact, inside, look_up, was_cut
 from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.summary import Recap, recap
-from aether_context.pack import Content
+from aether_context.pack import Content, ContentForm
 from aether_context.policy import ConversationSettings
+from aether_context.store import Manifest
 from aether_context.text.entities import mentions
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
@@ -36,9 +38,16 @@ def work(count: int, size: int = 20) -> list[Content]:
     return [*contents, said("Done with docs/reports/all.md.", "model"), said("And which is late?")]
 
 
+def recap(contents: list[Content], cut: Iterable[int], earlier: str = "", *, max_tokens: int) -> str:
+    """The text in the place of the contents that a cut takes, behind that of earlier cuts."""
+    conversation = Conversation.of(contents, window=100)
+    conversation = replace(conversation, recap=conversation.recap._replace(summary=earlier))
+    return conversation.summarized({at: ContentForm("left_out", "threshold") for at in cut}, max_tokens)
+
+
 def test_a_recap_holds_peoples_words_and_the_entities_of_all_that_left():
     contents = work(5)
-    said_before = recap(contents[:9], contents[9:], Recap(), max_tokens=400, counter=TALLY)
+    said_before = recap(contents, range(9), max_tokens=400)
     assert "- user: Check all reports in docs/reports." in said_before
     assert "docs/reports/r0.md" in said_before
     assert "docs/reports/r4.md" not in said_before, "it stands in what stays"
@@ -49,7 +58,7 @@ def test_a_recap_grows_while_there_is_room_and_is_ranked_anew_after_that():
     contents = work(60)
     made, texts = "", []
     for start in range(1, 100, 10):
-        made = recap(contents[start : start + 10], contents[-2:], Recap(made), max_tokens=300, counter=TALLY)
+        made = recap([*contents[start : start + 10], *contents[-2:]], range(10), made, max_tokens=300)
         assert TALLY.count(made) <= 300
         texts.append(made)
     grown = [later.startswith(earlier) for earlier, later in zip(texts, texts[1:], strict=False)]
@@ -218,3 +227,81 @@ def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records()
             reads_at_cut.append(mentions.cache_info().misses - reads)
     assert reads_at_cut
     assert max(reads_at_cut) <= 8  # the message itself, and contents in the form in which a cut leaves them
+
+
+# what long pieces of work still have
+
+
+WINDOW = 3_000
+ORDERS = [f"order_{number:04}" for number in range(1, 37)]
+
+
+def look_up_order(order_id: str) -> dict[str, Any]:
+    """Looks an order up."""
+    items = [{"sku": f"SKU-{order_id[-4:]}-{at}", "state": "packed", "note": "nothing to add " * 4} for at in range(6)]
+    return {"order_id": order_id, "status": "late", "items": items}
+
+
+def asked(last_turns: int = 3, **settings: Any) -> Chat:
+    """An invocation for each order: the model looks it up and answers."""
+    script = [one for order in ORDERS for one in (call("look_up_order", order_id=order), f"{order} is late.")]
+    policy = PackPolicy(max_input_tokens=WINDOW, conversation={"last_turns": last_turns})
+    chat = Chat(script=script, tools=[look_up_order], policy=policy, **settings)
+    chat.say("Tell me about each order.\nAnswer with one line an order.")
+    chat.say(*(f"And {order}?" for order in ORDERS[1:]))
+    return chat
+
+
+def cuts(chat: Chat) -> list[Manifest]:
+    return [one for one in chat.manifests() if any(event.stage == "cut" for event in one.truncation_events)]
+
+
+def seen(chat: Chat, at: int = -1) -> str:
+    """All that one request says, calls and responses included."""
+    return "\n".join(content.model_dump_json(exclude_none=True) for content in chat.sent[at].contents)
+
+
+def test_what_calls_used_and_people_said_is_still_in_the_request_after_many_cuts() -> None:
+    chat = asked()
+    assert len(cuts(chat)) > 3
+    assert all(one.request_tokens <= WINDOW for one in chat.manifests())
+    last = seen(chat)
+    assert [order for order in ORDERS if order not in last] == []
+    assert "Tell me about each order.\\n  Answer with one line an order." in last
+    chat.replays()
+
+
+def test_a_long_task_stays_inside_the_cached_prefix_through_every_cut() -> None:
+    task = "Look up the orders below.\n" + "\n".join(f"{order} was placed in week {order[-2:]}." for order in ORDERS)
+    script = [*(call("look_up_order", order_id=order) for order in ORDERS), "All are late."]
+    chat = Chat(script=script, tools=[look_up_order], policy=PackPolicy(max_input_tokens=WINDOW))
+    chat.say(task)
+    assert len(cuts(chat)) > 2
+    assert {exact(one.contents[0].parts[0]) for one in chat.sent} == {exact(chat.sent[0].contents[0].parts[0])}
+    whole = chat.manifests()[0].request_tokens
+    assert all(one.prefix.shared_tokens >= whole for one in chat.manifests()[1:])
+    message = chat.sent[-1].contents[0]
+    assert [part.text.startswith(SUMMARY_TITLE) for part in message.parts] == [False, True]
+    chat.replays()
+
+
+def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:
+    def report(name: str) -> dict[str, Any]:
+        """Reads a report."""
+        return {"result": "\n".join(f"{at}: value {at * 37 % 1009} in {name}" for at in range(330))}
+
+    def lengths(at: int) -> list[int]:
+        parts = [part for content in chat.sent[at].contents for part in content.parts or ()]
+        return [len(str(part.function_response.response)) for part in parts if part.function_response]
+
+    script = [*(call("report", name=name) for name in "abc"), "read", call("report", name="b"), "again", "more"]
+    policy = PackPolicy(max_input_tokens=8_000, offload={"mode": "off"})
+    chat = Chat(script, tools=[report], policy=policy)
+    chat.say("Read them.", "Read b again.", "And?")
+    whole = lengths(1)[0]
+    assert lengths(3)[0] < whole
+    assert lengths(5)[0] == lengths(4)[0]
+    assert lengths(5)[-1] == whole
+    assert lengths(6)[-1] == whole
+    chat.check()
+    chat.replays()

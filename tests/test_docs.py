@@ -85,7 +85,7 @@ def test_policies_load(path, tmp_path):
             PackPolicy.load(policy)
 
 
-@pytest.mark.parametrize("path", PAGES, ids=by_name)
+@pytest.mark.parametrize("path", [ROOT / "README.md", *PAGES], ids=by_name)
 def test_links_lead_somewhere(path):
     text = _FENCE.sub("", path.read_text(encoding="utf-8"))
     for link in _LINK.finditer(text):

@@ -295,7 +295,6 @@ def test_what_is_text_can_be_read_and_searched(form, words):
 
 def test_a_long_text_around_data_is_offloaded_and_found():
     log = "\n".join(f"12:{at // 60:02d}:{at % 60:02d} request {at} took {at * 37 % 1009} ms" for at in range(2_000))
-    talk = talk_of(f"{log}\n![panel](data:image/png;base64,{CODE})\nvalve V-17 is stuck\n{log}", policy=PackPolicy())
     talk = talk_of(
         f"{log}\n![panel](data:image/png;base64,{CODE})\nvalve V-17 is stuck\n{log}",
         policy=PackPolicy(max_input_tokens=16_000),

@@ -1,14 +1,22 @@
-"""The entity table: what of a text can be known but not composed, who it is known from, and in which order."""
+"""The entity table: what of a text can be known but not composed; a number stands with its record, or not at all."""
 
 from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from packs import answered, called, said
+from scripted import Chat, call
 
+from aether_context import PackPolicy
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.text.entities import entity_table, mentions, parse
+from aether_context.text.entities import entity_table, is_entry, mentions, parse
+from aether_context.text.json_lines import is_number, leaves
 from aether_context.tokens import counter_for
 
 COUNTER = counter_for("gemini-2.5-flash")
@@ -89,3 +97,157 @@ def test_what_an_extract_says_of_itself_names_nothing() -> None:
     assert "src/last.py" in found
     assert f"read: {address}" in found
     assert not any(word in found for word in ("2-238", "1389", "read_artifact"))
+
+
+# numbers, and the records that they belong to
+
+
+ORDERS = [{"id": "O-41", "total": 19.5, "status": "open"}, {"id": "O-42", "total": 7.25}]
+
+
+def numbers(value: Any, record: str = "") -> list[str]:
+    return [f"{leaf.record} {leaf.key}: {leaf.text}".lstrip() for leaf in leaves(value, record) if is_number(leaf.text)]
+
+
+def seen(text: str) -> list[str]:
+    return [entity for entity, _ in mentions(answered("look_up", "1", text))]
+
+
+# JSON
+
+
+@pytest.mark.parametrize(
+    ("value", "found"),
+    [
+        ({"orders": ORDERS}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ({"result": json.dumps(ORDERS)}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ([{"id": "O-41", "total": "19.50"}], ["O-41 total: 19.50"]),
+        ([{"id": "O-41", "total": "19.50 EUR"}], ["O-41 total: 19.50 EUR"]),
+        (
+            {"orders": [{"customer_id": "C-7", "order_id": f"O-{at}", "total": 19.5 + at} for at in (1, 2)]},
+            ["O-1 total: 20.5", "O-2 total: 21.5"],
+        ),
+        ([{"number": 4101, "total": 19.5}], ["number: 4101", "number 4101 total: 19.5"]),
+        (
+            {"invoice": "INV-1", "lines": [{"number": 1, "amount": 50.5}, {"number": 2, "amount": 60.5}]},
+            ["INV-1 number: 1", "INV-1 number 1 amount: 50.5", "INV-1 number: 2", "INV-1 number 2 amount: 60.5"],
+        ),
+        (
+            {"id": "O-41", "items": [{"name": "Hat", "price": 19.5}, {"name": "Coat", "price": 99.5}]},
+            ["O-41 Hat price: 19.5", "O-41 Coat price: 99.5"],
+        ),
+        ({"id": "O-41", "items": [{"sku": "A-1", "price": 19.5}]}, ["A-1 price: 19.5"]),
+        ({"id": "O-41", "shipping": {"cost": 4.99}}, ["O-41 cost: 4.99"]),
+        ({"id": "S-1", "readings": [20.5, 21.5]}, []),
+        ({"customer": "C-7", "order_ids": [4101, 4102]}, ["C-7 order_ids: 4101", "C-7 order_ids: 4102"]),
+        ({"O-41": {"total": 19.5}, "O-42": {"total": 7.25}}, ["O-41 total: 19.5", "O-42 total: 7.25"]),
+        ({"columns": ["id", "total"], "rows": [["O-41", 19.5]]}, []),
+        ({"total": {"0": 19.5, "1": 7.25}}, []),
+        ({"total": 19.5}, ["total: 19.5"]),
+        ({"open": True, "left": None, "seats": 2}, []),
+    ],
+)
+def test_a_number_stands_with_the_nearest_record_that_has_a_name(value: Any, found: list[str]) -> None:
+    assert numbers(value) == found
+
+
+# text
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("Order O-41\ntotal: 19.50\nOrder O-42\ntotal: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("- id: O-41\n  total: 19.50\n- id: O-42\n  total: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("order_id: 4101\nuser_id: U-7\ntotal: 19.50\n\ncost: 7.25", ["order_id 4101 total: 19.50", "cost: 7.25"]),
+        ("O-41 total: 19.50, O-42 total: 7.25", ["O-41 total: 19.50", "O-42 total: 7.25"]),
+        ("id,total\nO-41,19.50\nO-42,7.25", ["O-41 19.50", "O-42 7.25"]),
+        ('"state": "open-2", "total": 19.50, …', ["total: 19.50"]),
+        ('[\n {"id": "O-41", "total": 19.50},\n[… 8 lines left out]\n', ["O-41 total: 19.50"]),
+        ("rows 0.1234 0.5678\n1024.5", []),
+        ('{"amount": 5.00, "id": "O-41"}, {"amount": 6.00, "id": "O-42"}, …', ["amount: 5.00", "amount: 6.00"]),
+    ],
+)
+def test_a_number_in_a_text_stands_with_the_label_before_it(text: str, found: list[str]) -> None:
+    assert [entity for entity in seen(text) if re.search(r"\d\.\d", entity)] == found
+
+
+# values that are no numbers
+
+
+def answer_to(text: str, **arguments: str) -> list[str]:
+    return table(called("look_up", "1", **arguments), answered("look_up", "1", text), room=400).splitlines()
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ({"name": "Ada Berg", "mass": "71 kg"}, "- seen: pers-0165 name: Ada Berg, mass: 71 kg"),
+        ({"result": json.dumps({"name": "Ada Berg", "mass": 71})}, "- seen: pers-0165 name: Ada Berg, mass: 71"),
+        ({"mass": 71.5, "net": "net-0340"}, "- seen: pers-0165 mass: 71.5, net: net-0340"),
+        ({"id": "net-0340", "mass": 71.5}, "- seen: pers-0165 id: net-0340; net-0340 mass: 71.5"),
+        ("mass: 71.5\nnet: net-0340", "- seen: pers-0165 mass: 71.5, net: net-0340"),
+        ("### acct-15 (owner: pers-0434)\nbalance: 19.5", "- seen: acct-15 owner: pers-0434, balance: 19.5"),
+        (
+            "### Ada Berg (ID: pers-0007)\nBorn: 1958-03-26 | Email: ada@example.org | Phone: 001-718-889",
+            "- seen: pers-0165 ID: pers-0007; "
+            "pers-0007 name: Ada Berg, Born: 1958-03-26, Email: ada@example.org, Phone: 001-718-889",
+        ),
+        ("it names d/other.md", "- seen: d/other.md"),
+    ],
+)
+def test_a_value_stands_with_the_record_that_it_was_returned_with(text: Any, found: str) -> None:
+    lines = answer_to(text if isinstance(text, str) else json.dumps(text), person="pers-0165")
+    assert lines == ["- used: pers-0165", found]
+
+
+def test_a_call_that_names_two_records_says_of_neither_what_came() -> None:
+    assert answer_to('{"km": 815.5}', start="A-100", end="B-200") == ["- used: B-200; A-100", "- seen: km: 815.5"]
+
+
+def test_words_give_way_to_names_numbers_and_identifiers() -> None:
+    people = [{"id": f"P-{at}", "remark": "it holds for all of Bern", "net": f"net-{at:04}"} for at in range(40)]
+    made = table(called("look_up", "1"), answered("look_up", "1", json.dumps(people)), room=300)
+    assert "net-0009" in made
+    assert "Bern" not in made
+
+
+# through a runner
+
+
+def amount(at: int) -> float:
+    return 1000 + at * 7 + 0.25
+
+
+def as_records(at: int) -> Any:
+    return {"orders": [{"id": f"O-{at}{n}", "total": amount(at * 10 + n), "status": "open"} for n in range(3)]}
+
+
+def as_text(at: int) -> Any:
+    return json.dumps(as_records(at)["orders"])
+
+
+def as_invoices(at: int) -> Any:
+    lines = [{"position": n, "name": f"Item {n}", "net": amount(at * 10 + n)} for n in range(3)]
+    return {"invoice": {"customer_id": "C-7", "invoice_number": f"O-{at}", "lines": lines}}
+
+
+def as_a_table(at: int) -> Any:
+    return {"columns": ["id", "total"], "rows": [[f"O-{at}{n}", amount(at * 10 + n)] for n in range(3)]}
+
+
+@pytest.mark.parametrize("shape", [as_records, as_text, as_invoices, as_a_table])
+def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], Any]) -> None:
+    def look_up(reference: str) -> Any:
+        """Looks a reference up."""
+        return {"result": shape(int(reference.removeprefix("O-"))), "note": "as of today " * 120}
+
+    script = [one for at in range(1, 15) for one in (call("look_up", reference=f"O-{at}"), f"answer {at}")]
+    chat = Chat(script, tools=[look_up], policy=PackPolicy(max_input_tokens=4_000))
+    chat.say(*(f"question {'abcdefghijklmnopqrstuvwxyz'[at]}" for at in range(1, 15)))
+    entries = [line.strip() for sent in chat.sent for line in sent.text.splitlines() if is_entry(line.strip())]
+    entities = {entity for found in parse("\n".join(entries)).values() for entity in found}
+    assert entries
+    with_numbers = [entity for entity in entities if re.search(r"\d{4}\.\d", entity)]
+    assert with_numbers or shape is as_a_table
+    assert [entity for entity in with_numbers if not re.search(r"\bO-\d", entity)] == []

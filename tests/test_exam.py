@@ -19,7 +19,6 @@ from wording import HISTORY
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
 from aether_context.lab.exam import Exam, Question, hold_exam, questions
-from aether_context.lab.exam.marking import MARKS
 from aether_context.pack import Content, Part
 
 WINDOW = PackPolicy(max_input_tokens=4_000, offload={"mode": "off"})
@@ -211,8 +210,10 @@ def test_what_acts_gave_and_what_stands_whole() -> None:
         chat = Chat(store=new_store(), policy=PackPolicy(max_input_tokens=window), tools=[look, move], script=answers)
         chat.say("Move it.", *talk, "Undo it.")
         marks.append(hold_exam(chat.store).total)
-    assert marks[0].count(*MARKS, row="acts") == marks[0].count("answered", row="acts") == 1, "the ledger has it"
-    assert marks[1].count(*MARKS) == 0, "what stands whole is no question"
+    assert [mark for question, mark in marks[0].marked if question.source == "acts"] == ["answered"], (
+        "the ledger has it"
+    )
+    assert not marks[1].marked, "what stands whole is no question"
 
 
 def test_an_extract_is_asked_about_and_its_stored_text_searched() -> None:
@@ -257,7 +258,7 @@ def test_a_rewritten_history_is_examined(rewrite: str) -> None:
     chat.say("Move some.")
     exam = hold_exam(chat.store)
     assert not exam.unusable
-    assert exam.total.count(*MARKS) == (3 if rewrite == "rewind" else 2), "what the host took away is no source"
+    assert len(exam.total.marked) == (3 if rewrite == "rewind" else 2), "what the host took away is no source"
 
 
 def test_the_command_says_what_the_exam_says(examined: tuple[Chat, Exam]) -> None:
@@ -268,7 +269,7 @@ def test_the_command_says_what_the_exam_says(examined: tuple[Chat, Exam]) -> Non
 
     report = json.loads(run("--json").stdout)
     assert (report["sessions"], report["requests"]) == (1, len(script()) - 1)
-    assert report["rows"]["all"]["asked"] == exam.total.count(*MARKS) > 0
+    assert report["rows"]["all"]["asked"] == len(exam.total.marked) > 0
     assert report["rows"]["argument"]["found"]["mean"] == exam.share("found", row="argument").mean
     printed = run().stdout
     assert re.search(r"^all +[\d,]+ ", printed, re.MULTILINE)

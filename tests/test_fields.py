@@ -140,23 +140,6 @@ def test_a_secret_as_the_name_of_a_called_tool_is_in_no_replay(prompt: bool) -> 
 
 
 @pytest.mark.parametrize(
-    "secret",
-    [
-        f"123456789:AA{'b3c' * 11}",
-        f"MTk4NjIyNDgzNDcxOTI1MjQ4.{'aB3' * 2}.{'d4E' * 9}",
-        "password: hunter22",
-        "api_key = 'abcdef12'",
-        "DB_PASSWORD=${x}y",
-        "DB_PASS=hunter22",
-        "password=${X:-hunter22}",
-    ],
-)
-def test_tokens_and_passwords_are_masked(secret: str) -> None:
-    value = secret.split(" ")[-1].strip("'")
-    assert value not in masker(("secrets",))(f"It is {secret} as of today")
-
-
-@pytest.mark.parametrize(
     ("members", "is_masked"),
     [
         (
@@ -172,24 +155,6 @@ def test_tokens_and_passwords_are_masked(secret: str) -> None:
 def test_under_the_name_of_a_password_all_but_placeholders_is_masked(members: dict[str, Any], is_masked: bool) -> None:
     expected = dict.fromkeys(members, "[password]") if is_masked else members
     assert masker(("secrets",)).json(members) == expected
-
-
-@pytest.mark.parametrize(
-    "text",
-    [
-        "key = os.environ['API_KEY']",
-        "API_KEY=${API_KEY}",
-        "api_key_header: X-Api-Key",
-        "Das Passwort: bitte nicht teilen",
-        "def login(user, password: str) -> None",
-        "client_secret: {{ vault_secret }}",
-        "apiKey: process.env.API_KEY",
-        "password: <your password>",
-        "Wrong password: try again",
-    ],
-)
-def test_what_only_names_a_secret_stays(text: str) -> None:
-    assert masker(("secrets",))(text) == text
 
 
 def written(store: PackStore) -> Iterator[tuple[str, bytes]]:

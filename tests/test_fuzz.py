@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import os
 import re
 from collections.abc import Sequence
@@ -40,7 +41,6 @@ from aether_context.packing.payload import step_text
 from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for, framing_of
 from aether_context.tokens.cache import TokenCache
-from aether_context.tokens.framing import argument_count
 
 LONG = os.environ.get("HYPOTHESIS_PROFILE") == "long"
 
@@ -374,7 +374,7 @@ class Run:
             if part.kind == "response":
                 total += min(size, 60) + count(part.name) + part.media_tokens + framing.response + 2
             elif part.kind == "call":
-                total += size + count(part.name) + framing.call + framing.argument * argument_count(part.text) + 2
+                total += size + count(part.name) + framing.call + framing.argument * len(json.loads(part.text)) + 2
             elif part.kind == "media":
                 total += part.media_tokens
             elif not (human and part.kind == "text"):

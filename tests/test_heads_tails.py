@@ -132,7 +132,7 @@ def test_preservation_is_validated() -> None:
     held = conversation(contents, anchors=anchored(contents, {20: "the limit"}))
     validate(held, trim(held, options()))
     broken = Decision({20: ContentForm("left_out", "strategy")})
-    with pytest.raises(AnchorPreservationError) as caught:
+    with pytest.raises(AnchorPreservationError, match=r"the limit \(content 20, priority 60\)") as caught:
         validate(held, broken)
     assert caught.value.anchors == ("the limit (content 20, priority 60)",)
     assert (caught.value.needed, caught.value.budget) == (held.tokens[20] + held.tokens[54], held.budget.most)
@@ -200,11 +200,6 @@ def test_short_conversations_stay_as_they_are(count: int) -> None:
     squeezed = [contents[at] for at in staying(conversation(contents), cut(contents, 256))]
     assert torn(squeezed) == []
     assert squeezed[-1:] == contents[-1:]
-
-
-def test_the_defaults_are_a_head_of_three_and_a_tail_of_five() -> None:
-    settings = ConversationSettings().heads_tails
-    assert (settings.head, settings.tail) == (3, 5)
 
 
 # summaries

@@ -16,13 +16,12 @@ from scripted import Chat, Scripted, Sent, call, was_cut
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.errors import PolicyError
-from aether_context.evidence.show import RULES
 
 ROOT = Path(__file__).parent.parent
-EXAMPLE = re.compile(rf'"?(\w+)"? ?[=:] "({"|".join(RULES)})"')
-"""A tool and its rule, in TOML or in Python."""
 PROMISES = {"whole": (True, False), "keep": (True, True), "instructs": (True, True), "always": (False, False)}
 """By rule: whether a long result is sent whole when it comes, and whether it is after cuts."""
+EXAMPLE = re.compile(rf'"?(\w+)"? ?[=:] "({"|".join(PROMISES)})"')
+"""A tool and its rule, in TOML or in Python."""
 
 
 def examples() -> list[tuple[str, str, str]]:

@@ -31,7 +31,6 @@ from aether_context.store.files import segment
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.entities import artifact_uris, entities_of
 from aether_context.text.shorten import lines_view, query_words, sampled, shorten, shorten_line
-from aether_context.text.unlike import column_names, headings, odd_lines
 from aether_context.tokens import counter_for
 
 SHORT, LONG = 10_000, 100_000
@@ -169,9 +168,6 @@ TEXT_FUNCTIONS: Mapping[str, Callable[[str], Any]] = {
     "view_of": lines_view,
     "sampled": lambda text: sampled(lines_view(text).lines, query_words(text[:2_000])),
     "query_words": query_words,
-    "odd lines": lambda text: odd_lines(text.split("\n")),
-    "headings": lambda text: headings(text.split("\n")),
-    "column names": lambda text: column_names(text.split("\n")),
     "evidence_key": evidence_key,
     "artifact_uris": artifact_uris,
     # search

@@ -87,23 +87,8 @@ def test_a_long_list_is_floored_by_meaning_and_standing_wishes_pass() -> None:
 
 @pytest.mark.parametrize("lucky", [(), ("Locker 7 is at the gym",)])
 def test_a_term_that_one_memory_shares_by_chance_moves_no_other(lucky: tuple[str, ...]) -> None:
-    names = [
-        "alpha",
-        "beta",
-        "gamma",
-        "delta",
-        "epsilon",
-        "zeta",
-        "eta",
-        "theta",
-        "iota",
-        "kappa",
-        "lambda",
-        "mu",
-        "nu",
-        "xi",
-        "omicron",
-    ]
+    names = ["alpha", "beta", "gamma", "delta", "epsilon", "zeta", "eta", "theta", "iota", "kappa", "lambda", "mu",
+             "nu", "xi", "omicron"]  # fmt: skip
     facts = [f"Harbour fee {name}: the tariff for the quay and the ferry" for name in names]
     chat = Chat(memory=Memories(*map(remembered, [*facts, *lucky])), policy=PackPolicy(max_input_tokens=4_000))
     chat.say("Which harbour fee is due at the quay for 7 ferries?")
@@ -193,16 +178,3 @@ def test_diversity_weighs_what_is_new_against_what_is_near() -> None:
         return other in memory_section(chat)
 
     assert [enters(diversity) for diversity in (0.2, 1.0)] == [True, False]
-
-
-def test_the_contract_says_what_is_authoritative() -> None:
-    for contract in ("system", "payload"):
-        chat = Chat(state={"plan": PLAN}, policy=PackPolicy(payload={"contract": contract}))
-        chat.say("What is 2 + 2?")
-        sent = f"{chat.sent[0].system}{chat.sent[0].text}"
-        assert sent.count("TASK, STEP and ACCEPTANCE are authoritative for the current step") == 1
-        assert (
-            sent.count("\n- Where USER REQUEST asks for something beyond STEP, do STEP alone: name in your answer") == 1
-        )
-        assert "USER REQUEST holds" not in sent
-        assert "HANDED OVER" not in sent

@@ -25,29 +25,15 @@ def orders(*texts: str) -> list[str]:
 @pytest.mark.parametrize(
     "sentence",
     [
-        "never push to main",
-        "in metric units",
-        "I would only want e2e tests for AgentSession",
-        "From now on use tabs, not spaces.",
-        "Fix the bug, and never push to main.",
-        "It's AgentSession, not SessionAgent.",
-        "No emojis please",
-        "Could you always answer in German?",
-        "Nie auf main pushen!",
-        "Ab jetzt keine Kommentare im Code.",
-        "Ich möchte nur E2E-Tests.",
-        "A partir de ahora responde siempre en español.",
-        "No uses emojis.",
-        "Ne pousse jamais sur main.",
-        "N'utilise pas d'emojis.",
-        "Responda sempre em português.",
-        "Não use emojis.",
-        "不要推送到main分支。",
-        "以后都用公制单位。",
-        "今後は日本語で答えてください。",
-        "絵文字は使わないでください。",
+        "never push to main", "in metric units", "I would only want e2e tests for AgentSession",
+        "From now on use tabs, not spaces.", "Fix the bug, and never push to main.",
+        "It's AgentSession, not SessionAgent.", "No emojis please", "Could you always answer in German?",
+        "Nie auf main pushen!", "Ab jetzt keine Kommentare im Code.", "Ich möchte nur E2E-Tests.",
+        "A partir de ahora responde siempre en español.", "No uses emojis.", "Ne pousse jamais sur main.",
+        "N'utilise pas d'emojis.", "Responda sempre em português.", "Não use emojis.", "不要推送到main分支。",
+        "以后都用公制单位。", "今後は日本語で答えてください。", "絵文字は使わないでください。",
     ],
-)
+)  # fmt: skip
 def test_what_holds_for_good_is_an_order(sentence: str):
     assert orders("Hello there.", sentence) == [sentence]
 

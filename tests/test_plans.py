@@ -12,14 +12,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from google.adk.agents import LlmAgent
 from plans import NO_ACCEPTANCE, PLAN, planned, small, words
 from pydantic import BaseModel
-from scripted import Chat, call, delete_all, look_up, send_mail, set_state
+from scripted import Chat, Scripted, call, delete_all, look_up, results, send_mail, set_state, state_of
 
 from aether_context import PackPolicy
+from aether_context.adk import planning_tools
 from aether_context.errors import PolicyError
 from aether_context.state import read_state
-from aether_context.state.board import TaskBoard, change_plan
 
 TOOLS = (look_up, send_mail, delete_all)
 STEP = {"id": "s1", "text": "Find the rule", "acceptance": ["the rule is cited"], "tools": ["look_up"]}
@@ -402,38 +403,36 @@ def test_a_text_without_a_step_stays_in_the_request_as_material() -> None:
     chat.replays()
 
 
+def worked(plan: object, *calls: Any, agent: str = "clerk") -> tuple[dict[str, Any], list[tuple[str, str]]]:
+    """A session's state behind calls of the planning tools, and the texts and statuses of the steps."""
+    model = Scripted(script=[*calls, call("list_steps"), "ok"], sent=[])
+    chat = Chat(agent=LlmAgent(name=agent, model=model, tools=planning_tools()), state={"plan": plan})
+    listed = results(chat.say("Go."))[-1]["steps"]
+    return state_of(chat), [(step["text"], step["status"]) for step in listed]
+
+
 def test_a_board_in_another_form_is_worked_on_and_keeps_what_is_done() -> None:
-    state: dict[str, Any] = {
-        "plan": "# Trade\n- [x] 1. Sort nails\n- [ ] 2. Sell nails\n- [ ] 3. Eat cake\n\nGoal: Rich\n"
-    }
-    change_plan(state, lambda board: board.claim("2", by="ann"))
-    change_plan(state, lambda board: board.complete("2", by="ann"))
-    board = TaskBoard.read(state["plan"])
-    assert [(step.text, step.status) for step in board.steps] == [
-        ("Sort nails", "done"),
-        ("Sell nails", "done"),
-        ("Eat cake", "ready"),
-    ]
-    assert (board.plan.goal, read_state(state).step.text) == ("Rich", "Eat cake")
+    plan = "# Trade\n- [x] 1. Sort nails\n- [ ] 2. Sell nails\n- [ ] 3. Eat cake\n\nGoal: Rich\n"
+    state, steps = worked(plan, call("claim_step", step_id="2"), call("complete_step", step_id="2"))
+    assert steps == [("Sort nails", "done"), ("Sell nails", "done"), ("Eat cake", "ready")]
+    assert (state["plan"]["goal"], read_state(state).step.text) == ("Rich", "Eat cake")
 
 
 def test_a_reference_gives_way_to_what_the_board_says() -> None:
-    steps = [{"id": "a", "task": "Sort nails"}, {"id": "b", "task": "Sell nails"}]
-    state: dict[str, Any] = {"plan": {"tasks": steps, "completed": ["a"], "currentTaskIndex": 1, "owner": "ann"}}
-    change_plan(state, lambda board: board.add({"id": "c", "text": "Eat cake"}).claim("c", by="bob"))
+    tasks = [{"id": "a", "task": "Sort nails"}, {"id": "b", "task": "Sell nails"}]
+    added = call("add_step", step_id="c", text="Eat cake", acceptance=["It is eaten"])
+    plan = {"tasks": tasks, "completed": ["a"], "currentTaskIndex": 1, "owner": "ann"}
+    state, steps = worked(plan, added, call("claim_step", step_id="c"), agent="bob")
     assert read_state(state, worker="bob").step.step_id == "c"
-    assert [step.status for step in TaskBoard.read(state["plan"]).steps] == ["done", "ready", "claimed"]
+    assert [status for _, status in steps] == ["done", "ready", "claimed"]
     assert state["plan"]["owner"] == "ann"
 
 
-def test_a_board_that_is_changed_keeps_a_step_without_tools_without_them() -> None:
-    state: dict[str, Any] = {
-        "plan": {"todos": [{"id": "a", "task": "Sort nails", "tools": "none"}, {"id": "b", "task": "Sell nails"}]}
-    }
-    change_plan(state, lambda board: board.claim("a", by="ann"))
-    assert read_state(state).step.tools == ()
-    change_plan(state, lambda board: board.complete("a", by="ann"))
-    assert read_state(state).step.tools is None
+@pytest.mark.parametrize(("verbs", "tools"), [(["claim"], ()), (["claim", "complete"], None)])
+def test_a_board_that_is_changed_keeps_a_step_without_tools_without_them(verbs: list[str], tools: Any) -> None:
+    plan = {"todos": [{"id": "a", "task": "Sort nails", "tools": "none"}, {"id": "b", "task": "Sell nails"}]}
+    state, _ = worked(plan, [call(f"{verb}_step", step_id="a") for verb in verbs])
+    assert read_state(state).step.tools == tools
 
 
 @pytest.mark.parametrize("known_by", ["output_key", "planners"])

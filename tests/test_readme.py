@@ -176,12 +176,6 @@ def test_the_tests_are_told_with_their_time() -> None:
     assert re.search(r"minutes on two cores.*contributing\.md#run-it", README, re.DOTALL)
 
 
-def test_links_lead_somewhere() -> None:
-    for link in re.findall(r"\]\(([^)#]+)[^)]*\)", README):
-        if not link.startswith("http"):
-            assert (ROOT / link).exists(), link
-
-
 def test_the_extras_are_those_of_the_package() -> None:
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
     listed = re.findall(r"^- (`.*?):", README.split("## Extras")[1], re.MULTILINE)

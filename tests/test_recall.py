@@ -303,23 +303,16 @@ def hits(question: str) -> int:
 @pytest.mark.parametrize(
     "question",
     [
-        "In what order did I bring up the topics?",
-        "List the order in which we discussed the parts of the plan.",
-        "What was the first thing I asked you?",
-        "Which city did I first mention?",
-        "What did we originally say about the price?",
-        "Give me a timeline of what I told you about the project.",
+        "In what order did I bring up the topics?", "List the order in which we discussed the parts of the plan.",
+        "What was the first thing I asked you?", "Which city did I first mention?",
+        "What did we originally say about the price?", "Give me a timeline of what I told you about the project.",
         "Can you reconstruct the sequence in which I raised these issues?",
-        "In welcher Reihenfolge habe ich die Themen genannt?",
-        "¿En qué orden hablamos de los temas?",
-        "Dans quel ordre avons-nous parlé de cela ?",
-        "我提到这些的顺序是什么?",
-        "Which city did I mention first?",
-        "Was habe ich zuerst gesagt?",
-        "Quelle est la première chose que j'ai dite ?",
+        "In welcher Reihenfolge habe ich die Themen genannt?", "¿En qué orden hablamos de los temas?",
+        "Dans quel ordre avons-nous parlé de cela ?", "我提到这些的顺序是什么?", "Which city did I mention first?",
+        "Was habe ich zuerst gesagt?", "Quelle est la première chose que j'ai dite ?",
         "What's the very first topic that we talked about?",
     ],
-)
+)  # fmt: skip
 def test_a_question_for_an_order_is_known(question: str) -> None:
     assert hits(question) > 8
 
@@ -327,21 +320,13 @@ def test_a_question_for_an_order_is_known(question: str) -> None:
 @pytest.mark.parametrize(
     "message",
     [
-        "Please order two pizzas.",
-        "Write a sequence diagram of the login.",
-        "What is the timeline of the launch?",
-        "In order to finish, what do we need?",
-        "What's my first name?",
-        "First, tell me the price.",
-        "Put the files in order.",
-        "My first day at work was great, she said I was good.",
-        "Use the first approach that we have.",
-        "La orden de compra es la 4711.",
-        "First of all, can you and I start with the invoice?",
-        "The first time we met he said so; fix the bug.",
-        "Can you put the timeline I asked for into the doc?",
-        "Sequence diagram: show how you start the server.",
+        "Please order two pizzas.", "Write a sequence diagram of the login.", "What is the timeline of the launch?",
+        "In order to finish, what do we need?", "What's my first name?", "First, tell me the price.",
+        "Put the files in order.", "My first day at work was great, she said I was good.",
+        "Use the first approach that we have.", "La orden de compra es la 4711.",
+        "First of all, can you and I start with the invoice?", "The first time we met he said so; fix the bug.",
+        "Can you put the timeline I asked for into the doc?", "Sequence diagram: show how you start the server.",
     ],
-)
+)  # fmt: skip
 def test_a_message_with_such_a_word_is_not_taken_for_one(message: str) -> None:
     assert hits(message) <= 8

@@ -25,15 +25,9 @@ from aether_context import PackPolicy, replay, why
 from aether_context.adk import cut_now
 
 STRATEGIES = (
-    ("epochs",),
-    ("stable_prefix",),
-    ("sliding_turns",),
-    ("heads_tails",),
-    ("summarize",),
-    ("stable_prefix", "epochs"),
-    ("sliding_turns", "heads_tails"),
-    ("heads_tails", "summarize"),
-)
+    ("epochs",), ("stable_prefix",), ("sliding_turns",), ("heads_tails",), ("summarize",),
+    ("stable_prefix", "epochs"), ("sliding_turns", "heads_tails"), ("heads_tails", "summarize"),
+)  # fmt: skip
 KINDS = ("talk", "tools", "parallel", "plan", "media", "team", "by hand")
 
 

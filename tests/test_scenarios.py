@@ -102,7 +102,10 @@ def worth(pack: Pack, fate: Row) -> tuple[object, ...]:
 @pytest.mark.rows(2)
 def test_things_give_way_in_the_order_of_the_tables(name: str, preset: str) -> None:
     for window in WINDOWS:
-        acts = [(one.stage, one.layer) for one in built(name, preset, window).events]
+        events = built(name, preset, window).events
+        assert all(one.tokens_after < one.tokens_before for one in events)
+        assert {one.reason for one in events if one.stage in ("compress", "drop")} <= {"over_allocation"}
+        acts = [(one.stage, one.layer) for one in events]
         if not holds(name, preset, window):
             assert acts.pop() == ("emergency", "task")
         assert acts == [one for one in ORDER if one in acts], window

@@ -150,19 +150,6 @@ def test_other_workers_come_to_the_same_bytes() -> None:
 # where the model begins to read
 
 
-def test_the_cutoff_is_the_event_before_the_first_turn_that_is_read() -> None:
-    chat = chatted(600)
-    chat.say(*messages(10))
-    session = asyncio.run(chat.held())
-    event = cutoff(session, chat.plugin.policy, system="You help.", tools=[look_up])
-    assert event is not None
-    at = session.events.index(event)
-    assert event.author == "clerk"
-    assert session.events[at + 1].author == "user"
-    chat.say("and now?")
-    assert session.events[at + 1].content.parts[0].text == chat.sent[-1].contents[0].parts[0].text
-
-
 def test_the_cutoff_moves_forward_as_turns_go() -> None:
     chat = chatted(600, offload={"mode": "off"})
     places, unsent = [], []

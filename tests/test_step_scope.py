@@ -508,15 +508,11 @@ def test_a_cut_does_not_bring_the_plan_back() -> None:
 @pytest.mark.parametrize(
     ("text", "rest"),
     [
-        (f"[1] says so. {WRITTEN}", f"[1] says so. {WRITTEN}"),
-        (f"Before {WRITTEN} after", "Before  after"),
-        (json.dumps(PLAN["steps"]), ""),
-        ('{"rivals": ["a", "b"]}', '{"rivals": ["a", "b"]}'),
-        ("no data", "no data"),
-        ("{" * 5_000, "{" * 5_000),
-        ("", ""),
+        (f"[1] says so. {WRITTEN}", f"[1] says so. {WRITTEN}"), (f"Before {WRITTEN} after", "Before  after"),
+        (json.dumps(PLAN["steps"]), ""), ('{"rivals": ["a", "b"]}', '{"rivals": ["a", "b"]}'), ("no data", "no data"),
+        ("{" * 5_000, "{" * 5_000), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_only_the_data_of_a_plan_leaves_a_text(text: str, rest: str) -> None:
     assert without_plan(text) == rest
 

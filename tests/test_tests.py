@@ -1,12 +1,16 @@
-"""What holds for the tests themselves: one that asserts only inside loops says first that a loop runs."""
+"""What holds for the tests themselves: loops that run, breaks that fit the code, and rows of the table of failures."""
 
 from __future__ import annotations
 
 import ast
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import sabotage
+import trust_table
+from breaks import BREAKS
 
 FOLDER = Path(__file__).parent
 MAY_BE_EMPTY = {
@@ -74,3 +78,43 @@ def test_the_check_tells_loops_that_may_be_empty_from_others() -> None:
     assert unsure("def test_a():\n    assert found\n    for at in found:\n        assert at\n") == []
     assert unsure("def test_a():\n    for at in (1, 2):\n        assert at\n") == []
     assert unsure("def test_a():\n    with a:\n        for at in found:\n            assert at\n") == ["test_a"]
+
+
+PACKAGE = sabotage.ROOT / sabotage.PACKAGE
+
+
+def test_the_breaks_are_sixty_with_names_of_their_own() -> None:
+    assert len({item.name for item in BREAKS}) == len(BREAKS) == 60
+
+
+def test_each_break_is_another_program() -> None:
+    same = []
+    for item in BREAKS:
+        _, function, _ = sabotage.around(item, (PACKAGE / item.path).read_text(encoding="utf-8"))
+        head = "if True:\n" if function.startswith(" ") else ""
+        trees = [ast.dump(ast.parse(head + text)) for text in (function, function.replace(item.old, item.new))]
+        same += [item.name] if trees[0] == trees[1] else []
+    assert same == []
+
+
+def test_each_room_has_a_break() -> None:
+    paths = [path for path in PACKAGE.rglob("*.py") if not path.name.startswith("__")]
+    rooms = {sabotage.room_of(path.relative_to(PACKAGE).as_posix()) for path in paths}
+    assert rooms == {sabotage.room_of(item.path) for item in BREAKS}
+
+
+def report(*values: tuple[str, float], when: str = "call") -> SimpleNamespace:
+    return SimpleNamespace(when=when, user_properties=[("trust", list(value)) for value in values])
+
+
+def test_values_of_many_tests_become_one_row() -> None:
+    lines = trust_table.table(
+        [report(("lost", 0), ("store_seconds", 0.25)), report(("lost", 2), ("store_seconds", 0.5))]
+    )
+    assert [line.rsplit("|", 2)[1].strip() for line in lines[2:]] == ["2", "0.50"]
+    assert trust_table.table([report(("lost", 1), when="setup")]) == []
+
+
+def test_a_row_that_is_not_in_the_table_is_an_error(request: pytest.FixtureRequest) -> None:
+    with pytest.raises(KeyError, match="no row"):
+        trust_table.take(request.node, "unknown", 1)

@@ -7,6 +7,7 @@ import random
 import re
 import sys
 from dataclasses import dataclass
+from itertools import combinations
 
 import pytest
 from click.testing import CliRunner
@@ -18,8 +19,6 @@ from scripted import Chat, Scripted, call, new_store, was_cut
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
 from aether_context.lab.cli.tuning import policy_file
-from aether_context.lab.exam.recordings import folders
-from aether_context.lab.tuning.simulation import play
 from aether_context.lab.tuning.tuner import Tuner, executor, grid
 from aether_context.lab.tuning.verdict import (
     TuningVerdict,
@@ -367,19 +366,23 @@ def test_the_tuned_file_keeps_the_tables(team, tmp_path):
         assert tuned.for_agent("clerk", profile).max_input_tokens == 6_000
 
 
-def test_what_is_far_from_a_cut_is_played_once_for_the_grid():
-    store = new_store()
-    record(store, 1, steps=10, policy=SMALL.changed(max_input_tokens=3_000))
-    (folder,) = folders([store])
-    base = SMALL.changed(max_input_tokens=3_000)
-    policies = [
-        base,
-        base.changed(conversation={"compact_at": 0.6, "compact_to": 0.25}),
-        base.changed(max_input_tokens=900),
-    ]
-    together = play(folder, "chat", policies)
-    assert together == [play(folder, "chat", [policy])[0] for policy in policies]
-    assert len({played.cost for played in together}) == 3
+def test_a_policy_comes_to_the_same_whichever_is_played_first():
+    """What is far from a cut is played once for all policies."""
+    store, base = new_store(), SMALL.changed(max_input_tokens=3_000)
+    record(store, 1, steps=10, policy=base)
+
+    def beside(first, second):
+        with executor(1) as workers:
+            tuner = Tuner([store.url], workers, base=first)
+            found = tuner.check(tuner.recordings("chat"), PackPolicy(**second.model_dump())).trials["all sessions"]
+        return found.cost.mean, found.retention.mean
+
+    early = base.changed(conversation={"compact_at": 0.6, "compact_to": 0.25})
+    for first, second in combinations([base, early, base.changed(max_input_tokens=900)], 2):
+        (cost, retention), (cost_back, retention_back) = beside(first, second), beside(second, first)
+        assert cost != 0
+        assert (1 + cost / 100) * (1 + cost_back / 100) == pytest.approx(1)
+        assert retention == pytest.approx(-retention_back)
 
 
 def told_of(shop, scheduler):

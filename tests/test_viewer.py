@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import gzip
+import hashlib
 import html
 import json
 import os
@@ -11,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 from urllib.parse import urlencode
 
@@ -198,10 +201,71 @@ def test_only_what_was_missed_counts_as_left_out() -> None:
     assert ["left out" in one or "shortened" in one for one in summaries] == [False, True]
 
 
+# two packs, and a session in one file
+
+
+def test_two_packs_of_a_session_show_what_entered_left_and_why(long_chat: Chat, browser: Browser) -> None:
+    manifests = long_chat.manifests()
+    place = next(place for place, manifest in enumerate(manifests) if manifest.prefix.broken_by == "cut")
+    before, after = manifests[place - 1], manifests[place]
+    page = browser.open(browser.open(at(after)).leads("beside=")[0])
+    assert page.status == 200
+    dropped = [name for event in after.truncation_events if event.stage == "cut" for name in event.item_ids]
+    assert dropped
+    assert all(name in page.text for name in dropped)
+    assert "The two requests part in" in page.text
+    assert f"{after.request_tokens - before.request_tokens:+,}" in page.text
+    assert "<del>" in page.html
+    assert page.text == browser.open(at(after, beside=before.pack_id)).text
+
+
+def test_a_report_needs_nothing_else(long_chat: Chat) -> None:
+    text = report(long_chat.store, "shop", "ann", "s1")
+    assert "<script" not in text
+    assert not re.search(r'(?:src|href|action)="(?!#)', text)
+    (style,) = re.findall(r"<style>(.*?)</style>", text, re.DOTALL)
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    assert re.search(rf"default-src 'none'; style-src (?:'|&#39;)sha256-{re.escape(digest)}", text)
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+    assert "The rate is 19 percent" in text
+
+
+def test_the_command_writes_a_report(tmp_path: Path) -> None:
+    store = new_store()
+    for user in ("ann", "bob"):
+        Chat(store=store, user=user, script=[call("look_up", key="k"), "done"], tools=[look_up]).say(f"<b>I am {user}")
+    path = tmp_path / "bug.html"
+
+    def run(*arguments: str, file: Path = path) -> tuple[int, str]:
+        done = CliRunner().invoke(main, ["serve", store.url, "--report", str(file), *arguments])
+        return done.exit_code, done.output
+
+    assert run("--user", "eve")[0] == 3
+    for arguments in ((), ("--session", "s1")):
+        code, output = run(*arguments)
+        assert code == 3
+        assert "2 sessions" in output
+        assert "--user" in output
+    code, output = run("--user", "bob", file=tmp_path / "nowhere" / "bug.html")
+    assert code == 2
+    assert f"there is no folder {tmp_path / 'nowhere'}" in " ".join(output.split())
+    code, output = run("--user", "bob", file=tmp_path)
+    assert code == 2
+    assert "cannot be written" in output
+    assert CliRunner().invoke(main, ["serve", store.url, "--user", "bob"]).exit_code == 2
+    assert not path.exists()
+    assert run("--user", "bob", "--session", "s1")[0] == 0
+    text = path.read_text(encoding="utf-8")
+    assert "&lt;b&gt;I am bob" in text
+    assert "I am ann" not in text
+
+
 # what is hostile, damaged or not there
 
 
-def test_hostile_texts_are_text(tmp_path: Any) -> None:
+def test_hostile_texts_are_text(tmp_path: Path) -> None:
     chat = hostile_chat(PackStore(tmp_path / "packs"))
     browser = Browser(chat.store)
     seen: set[str] = set()
@@ -245,7 +309,7 @@ def test_what_is_no_pack_is_not_found(browser: Browser, path: str) -> None:
     assert "root:" not in page.html
 
 
-def test_only_evidence_of_the_pack_itself_is_served(tmp_path: Any) -> None:
+def test_only_evidence_of_the_pack_itself_is_served(tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
     for user in ("ann", "bob"):
 
@@ -387,7 +451,7 @@ def test_a_name_that_is_not_this_machines_is_refused(long_chat: Chat) -> None:
 # the command
 
 
-def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AETHER_CONTEXT_TOKEN", raising=False)
     for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
         done = CliRunner().invoke(main, ["serve", str(tmp_path), "--host", host])
@@ -400,7 +464,7 @@ def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Any, monkey
 
 
 @pytest.mark.integration
-def test_the_command_serves_a_store_until_it_is_stopped(tmp_path: Any) -> None:
+def test_the_command_serves_a_store_until_it_is_stopped(tmp_path: Path) -> None:
     Chat(store=PackStore(tmp_path)).say("hello")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))

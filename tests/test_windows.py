@@ -1,4 +1,4 @@
-"""What a model can hold, in every spelling of its name; and what is learned where it takes less."""
+"""What a model can hold, in every spelling of its name; its default; and what is learned where it takes less."""
 
 from __future__ import annotations
 
@@ -14,33 +14,30 @@ from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from google.genai.errors import ClientError
 from pydantic import PrivateAttr
-from scripted import Chat, Scripted, new_store
+from scripted import Chat, Scripted, call, look_up, new_store
 from strict import Strict, strict, turns
 
-from aether_context import Manifest, PackPolicy
+from aether_context import Manifest, PackPolicy, replay
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
+from aether_context.errors import PolicyError
 from aether_context.tokens.model_limits import bare_model_name, known_window, model_window
 
 
 @pytest.mark.parametrize(
     ("spelling", "bare"),
     [
-        ("gemini-2.5-flash", "gemini-2.5-flash"),
-        (" Gemini-2.5-Flash ", "gemini-2.5-flash"),
-        ("models/gemini-2.5-flash", "gemini-2.5-flash"),
+        ("gemini-2.5-flash", "gemini-2.5-flash"), (" Gemini-2.5-Flash ", "gemini-2.5-flash"),
+        ("models/gemini-2.5-flash", "gemini-2.5-flash"), ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
         ("projects/p/locations/us-central1/publishers/google/models/gemini-2.5-pro", "gemini-2.5-pro"),
         ("vertex_ai/claude-sonnet-4@20250514", "claude-sonnet-4-20250514"),
-        ("claude-opus-4-5@default", "claude-opus-4-5"),
+        ("claude-opus-4-5@default", "claude-opus-4-5"), ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
         ("openrouter/anthropic/claude-3.5-sonnet:beta", "claude-3.5-sonnet"),
         ("bedrock/us.anthropic.claude-sonnet-4-5-20250929-v1:0", "claude-sonnet-4-5-20250929"),
         ("anthropic.claude-3-5-sonnet-20241022-v2:0", "claude-3-5-sonnet-20241022"),
-        ("ollama_chat/llama3.1:8b", "llama3.1:8b"),
-        ("apigee/gemini/v1/gemini-2.5-flash", "gemini-2.5-flash"),
-        ("bedrock/openai.gpt-oss-120b-1:0", "gpt-oss-120b"),
-        ("", ""),
+        ("bedrock/openai.gpt-oss-120b-1:0", "gpt-oss-120b"), ("", ""),
     ],
-)
+)  # fmt: skip
 def test_the_bare_name_is_what_the_model_is_called(spelling: str, bare: str) -> None:
     assert bare_model_name(spelling) == bare
 
@@ -151,101 +148,55 @@ def test_the_context_that_ollama_is_asked_for_is_the_window() -> None:
 
 
 REFUSALS = [
-    (
-        "400 INVALID_ARGUMENT. {'error': {'code': 400, 'message': 'The input token count (1200293) exceeds the maximum "
-        "number of tokens allowed (1048576).', 'status': 'INVALID_ARGUMENT'}}",
-        Overflow(1_048_576, 1_200_293),
-    ),
-    (
-        "Unable to submit request because the input token count is 1200000 but model only supports up to 1048576. "
-        "Reduce the input token count and try again.",
-        Overflow(1_048_576, 1_200_000),
-    ),
-    (
-        "Error code: 400 - {'type': 'error', 'error': {'type': 'invalid_request_error', 'message': 'prompt is too long:"
-        " 215431 tokens > 200000 maximum'}}",
-        Overflow(200_000, 215_431),
-    ),
-    (
-        'litellm.BadRequestError: AnthropicException - b\'{"type":"error","error":{"message":"input length and '
-        "`max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length\"}}'",
-        Overflow(136_000, 178_959, 64_000),
-    ),
-    (
-        "litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: OpenAIException - "
-        "This model's maximum context length is 128000 tokens. However, your messages resulted in 140012 tokens.",
-        Overflow(128_000, 140_012),
-    ),
-    (
-        "This model's maximum context length is 65536 tokens. However, you requested 72814 tokens (68718 in the "
-        "messages, 4096 in the completion). Please reduce the length of the messages or completion.",
-        Overflow(61_440, 68_718, 4_096),
-    ),
-    (
-        "This endpoint's maximum context length is 32768 tokens. However, you requested about 42832 tokens (40000 of "
-        "text input, 2832 in the output).",
-        Overflow(29_936, 40_000, 2_832),
-    ),
-    (
-        "'max_tokens' or 'max_completion_tokens' is too large: 8192. This model's maximum context length is 32768 "
-        "tokens and your request has 30000 input tokens (8192 > 32768 - 30000).",
-        Overflow(24_576, 30_000, 8_192),
-    ),
-    (
-        "You passed 8193 input tokens and requested 1 output tokens. However, the model's context length is only 8192 "
-        "tokens, resulting in a maximum input length of 8191 tokens.",
-        Overflow(8_190, 8_193, 1),
-    ),
-    (
-        "The prompt (total length 25938) is too long to fit into the model (context length 4096).",
-        Overflow(4_096, 25_938),
-    ),
-    (
-        "Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
-        Overflow(272_000, 285_554),
-    ),
-    (
-        "Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
-        Overflow(32_768, 33_000),
-    ),
-    (
-        "This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
-        Overflow(131_072, 150_000),
-    ),
-    (
-        "OllamaException - request (12010 tokens) exceeds the available context size (4096 tokens), try increasing it",
-        Overflow(4_096, 12_010),
-    ),
-    (
-        "Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
-        Overflow(8_192, 9_000),
-    ),
-    (
-        "Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and "
-        "512 `max_new_tokens`",
-        Overflow(7_681, 9_000, 512),
-    ),
-    (
-        "This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, "
-        "6048 in the completion).",
-        Overflow(6_048, 568),
-    ),
+    ("400 INVALID_ARGUMENT. {'error': {'code': 400, 'message': 'The input token count (1200293) exceeds the maximum "
+     "number of tokens allowed (1048576).', 'status': 'INVALID_ARGUMENT'}}", Overflow(1_048_576, 1_200_293)),
+    ("Unable to submit request because the input token count is 1200000 but model only supports up to 1048576. "
+     "Reduce the input token count and try again.", Overflow(1_048_576, 1_200_000)),
+    ("Error code: 400 - {'type': 'error', 'error': {'type': 'invalid_request_error', 'message': 'prompt is too long:"
+     " 215431 tokens > 200000 maximum'}}", Overflow(200_000, 215_431)),
+    ('litellm.BadRequestError: AnthropicException - b\'{"type":"error","error":{"message":"input length and '
+     "`max_tokens` exceed context limit: 178959 + 64000 > 200000, decrease input length\"}}'",
+     Overflow(136_000, 178_959, 64_000)),
+    ("litellm.ContextWindowExceededError: litellm.BadRequestError: ContextWindowExceededError: OpenAIException - "
+     "This model's maximum context length is 128000 tokens. However, your messages resulted in 140012 tokens.",
+     Overflow(128_000, 140_012)),
+    ("This model's maximum context length is 65536 tokens. However, you requested 72814 tokens (68718 in the "
+     "messages, 4096 in the completion). Please reduce the length of the messages or completion.",
+     Overflow(61_440, 68_718, 4_096)),
+    ("This endpoint's maximum context length is 32768 tokens. However, you requested about 42832 tokens (40000 of "
+     "text input, 2832 in the output).", Overflow(29_936, 40_000, 2_832)),
+    ("'max_tokens' or 'max_completion_tokens' is too large: 8192. This model's maximum context length is 32768 "
+     "tokens and your request has 30000 input tokens (8192 > 32768 - 30000).", Overflow(24_576, 30_000, 8_192)),
+    ("You passed 8193 input tokens and requested 1 output tokens. However, the model's context length is only 8192 "
+     "tokens, resulting in a maximum input length of 8191 tokens.", Overflow(8_190, 8_193, 1)),
+    ("The prompt (total length 25938) is too long to fit into the model (context length 4096).",
+     Overflow(4_096, 25_938)),
+    ("Input tokens exceed the configured limit of 272,000 tokens. Your messages resulted in 285,554 tokens.",
+     Overflow(272_000, 285_554)),
+    ("Prompt contains 33000 tokens and 0 draft tokens, too large for model with 32768 maximum context length",
+     Overflow(32_768, 33_000)),
+    ("This model's maximum prompt length is 131072 but the request contains 150000 tokens.",
+     Overflow(131_072, 150_000)),
+    ("OllamaException - request (12010 tokens) exceeds the available context size (4096 tokens), try increasing it",
+     Overflow(4_096, 12_010)),
+    ("Please reduce the length of the messages or completion. Current length is 9000 while limit is 8192",
+     Overflow(8_192, 9_000)),
+    ("Input validation error: `inputs` tokens + `max_new_tokens` must be <= 8193. Given: 9000 `inputs` tokens and "
+     "512 `max_new_tokens`", Overflow(7_681, 9_000, 512)),
+    ("This model's maximum context length is 6048 tokens. However, you requested 6616 tokens (568 in the messages, "
+     "6048 in the completion).", Overflow(6_048, 568)),
     ("BedrockException - prompt tokens (9000) exceed model maximum (8192)", Overflow(8_192, 9_000)),
-    (
-        "too many tokens: total number of tokens in this prompt cannot exceed 4081 tokens, received 10000",
-        Overflow(4_081, 10_000),
-    ),
-    (
-        "Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
-        Overflow(131_072, 140_000),
-    ),
+    ("too many tokens: total number of tokens in this prompt cannot exceed 4081 tokens, received 10000",
+     Overflow(4_081, 10_000)),
+    ("Invalid request: Your request exceeded model token limit: 131072 (requested: 140000)",
+     Overflow(131_072, 140_000)),
     ("Range of input length should be [1, 129024]", Overflow(129_024)),
     ("Request body too large for gpt-4o model. Max size: 8000 tokens.", Overflow(8_000)),
     ("Your input exceeds the context window of this model. Please adjust your input and try again.", Overflow()),
     ("BedrockException: Context Window Error - Input is too long for requested model.", Overflow()),
     ('{"error": {"message": "…", "code": "context_length_exceeded"}}', Overflow()),
     ("Input Tokens Exceeded: Number of input tokens exceeds maximum length.", Overflow()),
-]
+]  # fmt: skip
 OTHERS = [
     "429 RESOURCE_EXHAUSTED. {'error': {'message': 'You exceeded your current quota, limit: 250000'}}",
     "Request too large for gpt-4o in organization org-1 on tokens per min (TPM): Limit 30000, Requested 45000.",
@@ -395,3 +346,119 @@ def test_other_numbers_are_not_tried(words: str) -> None:
     assert turns(chat, range(2)) == [0, 1]
     assert len(llm.refused) == 2
     assert chat.manifests()[-1].window_mark == "default"
+
+
+# the default
+
+
+def document(lines: int) -> str:
+    return "\n".join(
+        f"clause {at}: the tenant of house {at * 7} sweeps the stairs on day {at % 31}" for at in range(lines)
+    )
+
+
+@pytest.mark.parametrize(
+    ("model", "tokens"),
+    [
+        ("gemini-2.5-flash", 128_000), ("gemini-2.5-pro", 128_000), ("gpt-5", 128_000), ("claude-sonnet-4-5", 128_000),
+        ("gpt-4o", 128_000), ("gpt-3.5-turbo", 16_385), ("nobody-knows-it", 32_768),
+    ],
+)  # fmt: skip
+def test_the_default_is_no_more_than_the_model_takes_nor_than_its_first_price(model: str, tokens: int) -> None:
+    assert usual_window(model) == tokens
+
+
+def usual_window(model: str) -> int:
+    chat = Chat(model=model)
+    chat.say("Hello")
+    return chat.manifests()[0].window
+
+
+def test_a_model_whose_price_doubles_sooner_has_less() -> None:
+    from genai_prices.data_snapshot import get_snapshot
+
+    cheaper = set()
+    for provider in get_snapshot().providers:
+        for info in provider.models:
+            for prices in [info.prices] if not isinstance(info.prices, list) else [one.prices for one in info.prices]:
+                tiers = getattr(prices.input_mtok, "tiers", ())
+                if tiers and min(tier.start for tier in tiers) < 128_000:
+                    cheaper.add(f"{provider.id}/{info.id}")
+    assert cheaper
+    assert all(usual_window(name) < 128_000 for name in cheaper)
+
+
+def test_a_call_that_needs_more_takes_more_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
+    text, script = document(8_000), ["Read.", call("look_up", key="k"), "Yes.", "Bye.", "Read."]
+    with caplog.at_level(logging.INFO, logger="aether_context"):
+        chat = Chat(script, [look_up])
+        chat.say("Hello", f"Which day has house 21?\n{text}", "Thanks.", f"And this?\n{document(8_500)}")
+    marks = [(manifest.window, manifest.window_mark, manifest.most_window) for manifest in chat.manifests()]
+    exceeded = "default_exceeded"
+    assert [mark for _, mark, _ in marks] == ["default", exceeded, exceeded, "default", exceeded]
+    assert {most for _, _, most in marks} == {1_048_576}
+    assert marks[0][0] == marks[3][0] == 128_000
+    assert marks[1][0] == marks[2][0] > 150_000
+    assert text in chat.sent[1].text
+    assert text in chat.sent[2].text
+    assert document(8_500) in chat.sent[-1].text
+    told = [record.message for record in caplog.records if "see max_input_tokens" in record.message]
+    assert ["exceeded" in message for message in told] == [False, True]
+    chat.replays()
+    resolved = replay(chat.manifests()[1], chat.store)
+    assert resolved.pack.source.window == marks[1][0]
+
+
+def test_in_its_tool_loop_too_and_results_have_room() -> None:
+    text = document(6_000)
+    chat = Chat([*(call("look_up", key=f"k{at}") for at in range(4)), "Done."], [look_up])
+    chat.say(f"Compare.\n{text}")
+    assert all(text in sent.text for sent in chat.sent)
+    assert {manifest.window_mark for manifest in chat.manifests()} == {"default_exceeded"}
+    assert len({manifest.window for manifest in chat.manifests()}) == 1
+    assert len(chat.sent[-1].answers()) == 4
+    chat.replays()
+
+
+@pytest.mark.parametrize(
+    ("setting", "window", "mark"),
+    [
+        (None, 128_000, "default"), ("model", 1_048_576, ""), (200_000, 200_000, ""),
+        ({"gemini-2.5-flash": "model"}, 1_048_576, ""), ({"gemini-2.5-flash": 300_000}, 300_000, ""),
+        ({"gpt-5": "model"}, 128_000, "default"),
+    ],
+)  # fmt: skip
+@pytest.mark.rows(2)
+def test_what_is_set_is_hard(setting: Any, window: int, mark: str) -> None:
+    chat = Chat(policy=PackPolicy(max_input_tokens=setting))
+    chat.say("Hello", document(8_000))
+    manifests = chat.manifests()
+    assert (manifests[0].window, manifests[0].window_mark) == (window, mark)
+    assert (manifests[1].window > window) == (mark == "default")
+    assert (document(8_000) in chat.sent[1].text) == (mark == "default" or window > 200_000)
+    assert manifests[0].policy == PackPolicy(**(manifests[0].settings or {})).digest
+    chat.replays()
+
+
+def test_another_word_is_an_error() -> None:
+    with pytest.raises(PolicyError, match="max_input_tokens"):
+        PackPolicy(max_input_tokens="all")
+
+
+@pytest.mark.slow
+def test_a_refusal_teaches_less_than_the_model_is_said_to_take() -> None:
+    """What is learned between the default and the model's own limit bounds the calls that exceed the default."""
+    chat = Chat(agent=LlmAgent(name="clerk", model=strict(limit=150_000), instruction="Help."))
+    chat.say("Hello", document(12_000), "And now?", document(7_000))
+    manifests = chat.manifests()
+    assert [manifest.most_window for manifest in manifests] == [1_048_576, 1_048_576, *[150_000] * 3]
+    assert [manifest.window_mark for manifest in manifests][-2:] == ["default", "default_exceeded"]
+    assert manifests[-1].window == 150_000
+    chat.replays()
+
+
+def test_of_several_models_the_smallest_counts() -> None:
+    model = FallbackModel(models=[Scripted(model="gemini-2.5-flash", sent=[]), Scripted(model="gpt-5", sent=[])])
+    chat = Chat(agent=LlmAgent(name="clerk", model=model, instruction="Help."))
+    chat.say("Hello")
+    assert (chat.manifests()[0].window, chat.manifests()[0].most_window) == (128_000, 272_000)

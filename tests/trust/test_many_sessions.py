@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Coroutine, Generator, Sequence
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -20,7 +21,6 @@ from scripted import Scripted, new_store
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.adk.bounds import take_turn
 
 SESSIONS = 60
 
@@ -32,20 +32,44 @@ class Unseen(Scripted):
         return None
 
 
+class Counted:
+    """Work, with the number of times that the event loop resumed it."""
+
+    def __init__(self, work: Coroutine[Any, Any, Any]) -> None:
+        self.work, self.steps = work, 0
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        while True:
+            try:
+                future = self.work.send(None)
+            except StopIteration as end:
+                return end.value
+            self.steps += 1
+            yield future
+
+
 class Noting(ContextPackPlugin):
-    """Notes in which round of the event loop each pack was finished."""
+    """Notes in which round of the event loop each pack was finished, and how often its work was resumed."""
 
     beats: list[int]
     rounds: list[int]
+    steps: list[int]
 
     async def before_model_callback(self, **given: Any) -> Any:
-        answer = await super().before_model_callback(**given)
+        answer = await (counted := Counted(super().before_model_callback(**given)))
         self.rounds.append(self.beats[0])
+        self.steps.append(counted.steps)
         return answer
 
 
-async def fill(sessions: InMemorySessionService, count: int) -> None:
-    """Makes so many sessions of thirty turns."""
+Tasks = Sequence["asyncio.Task[None]"]
+
+
+async def wake(plugins: Sequence[ContextPackPlugin], count: int, beat: Callable[[Tasks], None]) -> None:
+    """Has so many sessions of thirty turns answer at once, and hands them to ``beat`` in each round of the loop."""
+    sessions, llm = InMemorySessionService(), Unseen(sent=[])
+    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
+    runner = Runner(app=App(name="shop", root_agent=agent, plugins=[*plugins]), session_service=sessions)
     for at in range(count):
         session = await sessions.create_session(app_name="shop", user_id=f"u{at}", session_id="s")
         for turn in range(60):
@@ -54,18 +78,9 @@ async def fill(sessions: InMemorySessionService, count: int) -> None:
             content = types.Content(role=role, parts=[types.Part(text=text)])
             await sessions.append_event(session, Event(author=author, invocation_id=f"i{turn // 2}", content=content))
 
-
-async def most_packs_in_a_round(plugin: Noting) -> int:
-    """Returns how many packs one round of the loop finished at most, while all sessions answer at once."""
-    sessions, llm = InMemorySessionService(), Unseen(sent=[])
-    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
-    runner = Runner(app=App(name="shop", root_agent=agent, plugins=[plugin]), session_service=sessions)
-    await fill(sessions, SESSIONS)
-    plugin.beats, plugin.rounds = [0], []
-
-    async def beat() -> None:
+    async def go_on() -> None:
         while True:
-            plugin.beats[0] += 1
+            beat(tasks)
             await asyncio.sleep(0)
 
     async def ask(at: int) -> None:
@@ -73,97 +88,55 @@ async def most_packs_in_a_round(plugin: Noting) -> int:
         async for _ in runner.run_async(user_id=f"u{at}", session_id="s", new_message=message):
             pass
 
-    heart = asyncio.create_task(beat())
-    await asyncio.gather(*map(ask, range(SESSIONS)))
-    heart.cancel()
-    assert len(plugin.rounds) == SESSIONS
-    return max(Counter(plugin.rounds).values())
-
-
-def test_sessions_that_wake_together_leave_the_loop_to_others(figure: Callable[[str, float], None]) -> None:
-    plugin = Noting(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
-    packs = asyncio.run(most_packs_in_a_round(plugin))
-    figure("packs_in_a_round", packs)
-    assert packs <= 5
-
-
-async def longest_stall(plugins: list[ContextPackPlugin], count: int) -> float:
-    """Returns the most seconds of the loop's own thread between two beats, while so many sessions wake together."""
-    sessions, llm = InMemorySessionService(), Unseen(sent=[])
-    agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
-    runner = Runner(app=App(name="shop", root_agent=agent, plugins=plugins), session_service=sessions)
-    await fill(sessions, count)
-    longest = 0.0
-
-    async def beat() -> None:
-        nonlocal longest
-        while True:
-            began = time.thread_time()
-            await asyncio.sleep(0)
-            longest = max(longest, time.thread_time() - began)
-
-    async def ask(at: int) -> None:
-        message = types.UserContent(f"What was word{at}?")
-        async for _ in runner.run_async(user_id=f"u{at}", session_id="s", new_message=message):
-            pass
-
-    heart = asyncio.create_task(beat())
-    await asyncio.gather(*map(ask, range(count)))
+    tasks = [asyncio.create_task(ask(at)) for at in range(count)]
+    heart = asyncio.create_task(go_on())
+    _, waiting = await asyncio.wait(tasks, timeout=300)
+    assert not waiting
+    assert not any(task.exception() for task in tasks if not task.cancelled())
     heart.cancel()
     await runner.close()
-    return longest
+
+
+@pytest.mark.parametrize("cancelled", [(), range(30, 40)], ids=["all", "some are cancelled"])
+def test_sessions_that_wake_together_leave_the_loop_to_others(
+    figure: Callable[[str, float], None], cancelled: Collection[int]
+) -> None:
+    plugin = Noting(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
+    plugin.beats, plugin.rounds, plugin.steps = [0], [], []
+    leaving = [*cancelled]
+
+    def beat(tasks: Tasks) -> None:
+        plugin.beats[0] += 1
+        while plugin.rounds and leaving:
+            tasks[leaving.pop()].cancel()
+
+    asyncio.run(wake([plugin], SESSIONS, beat))
+    packs = max(Counter(plugin.rounds).values())
+    if not cancelled:
+        figure("packs_in_a_round", packs)
+    assert len(plugin.rounds) == SESSIONS - len(cancelled)
+    assert packs <= 5
+    assert max(plugin.steps) < 15, "who waits for a turn sleeps until it comes"
+
+
+def longest_stall(plugins: Sequence[ContextPackPlugin], count: int) -> float:
+    """Returns the most seconds of the loop's own thread between two beats, while so many sessions wake together."""
+    beats: list[float] = []
+
+    def beat(_: Tasks) -> None:
+        beats.append(time.thread_time())
+
+    asyncio.run(wake(plugins, count, beat))
+    return max(later - earlier for earlier, later in pairwise(beats))
 
 
 @pytest.mark.slow
 def test_two_hundred_sessions_that_wake_together(figure: Callable[[str, float], None]) -> None:
     """ADK itself takes one round of the loop for all that it does before the first model call; packs add little."""
-    alone = asyncio.run(longest_stall([], 200))
+    alone = longest_stall([], 200)
     plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
-    beside = asyncio.run(longest_stall([plugin], 200))
+    beside = longest_stall([plugin], 200)
     figure("woken_alone_seconds", alone)
     figure("woken_seconds", beside)
     # Without turns a round takes 3.7 times as long; with them 0.8, since sessions come to their models one by one.
     assert beside < 2 * alone
-
-
-def test_turns_go_on_where_one_that_waits_is_cancelled() -> None:
-    order: list[int] = []
-
-    async def go() -> None:
-        async def act(at: int) -> None:
-            await take_turn()
-            order.append(at)
-
-        tasks = [asyncio.create_task(act(at)) for at in range(20)]
-        await asyncio.sleep(0)
-        for task in tasks[3:9]:
-            task.cancel()
-        await asyncio.wait_for(asyncio.gather(*tasks, return_exceptions=True), 5)
-
-    for _ in range(3):  # each in an event loop of its own
-        asyncio.run(go())
-    assert order == [0, 1, 2, *range(9, 20)] * 3
-
-
-@pytest.mark.parametrize("callers", [1, 5])
-def test_a_turn_is_given_once_a_round(callers: int) -> None:
-    rounds: list[int] = []
-
-    async def go() -> None:
-        now = [0]
-
-        async def count() -> None:
-            while True:
-                now[0] += 1
-                await asyncio.sleep(0)
-
-        async def act() -> None:
-            await take_turn()
-            rounds.append(now[0])
-
-        counting = asyncio.create_task(count())
-        await asyncio.gather(*(act() for _ in range(callers)))
-        counting.cancel()
-
-    asyncio.run(go())
-    assert len(set(rounds)) == callers

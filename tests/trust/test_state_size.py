@@ -14,19 +14,8 @@ from scripted import Chat, set_state, state_of, was_cut
 from aether_context import PackPolicy
 
 WORDS = [
-    "refund",
-    "order",
-    "price",
-    "total",
-    "city",
-    "harbour",
-    "river",
-    "bridge",
-    "museum",
-    "ticket",
-    "train",
-    "hotel",
-]
+    "refund", "order", "price", "total", "city", "harbour", "river", "bridge", "museum", "ticket", "train", "hotel",
+]  # fmt: skip
 WORDS += ["lunch", "dinner", "garden", "winter", "coffee", "letter", "doctor", "school", "market", "island", "concert"]
 TURNS = 36
 

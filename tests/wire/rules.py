@@ -234,21 +234,11 @@ def claude_requests_are_small(body: Body, issued: Issued) -> Found:
 
 
 CLAUDE: tuple[Rule, ...] = (
-    claude_media_are_few,
-    claude_requests_are_small,
-    claude_begins_with_the_user,
-    claude_contents_are_not_empty,
-    claude_calls_are_answered,
-    claude_results_have_calls,
-    claude_results_come_first,
-    claude_ids_are_unique,
-    claude_thinking_is_unmodified,
-    claude_thinking_is_bound,
-    claude_calls_keep_their_thinking,
-    claude_marks_are_few,
-    claude_declares_what_was_called,
-    claude_ends_with_the_user,
-)
+    claude_media_are_few, claude_requests_are_small, claude_begins_with_the_user, claude_contents_are_not_empty,
+    claude_calls_are_answered, claude_results_have_calls, claude_results_come_first, claude_ids_are_unique,
+    claude_thinking_is_unmodified, claude_thinking_is_bound, claude_calls_keep_their_thinking, claude_marks_are_few,
+    claude_declares_what_was_called, claude_ends_with_the_user,
+)  # fmt: skip
 
 
 # Gemini: https://ai.google.dev/gemini-api/docs
@@ -378,17 +368,10 @@ def gemini_requests_are_small(body: Body, issued: Issued) -> Found:
 
 
 GEMINI: tuple[Rule, ...] = (
-    gemini_requests_are_small,
-    gemini_begins_with_the_user,
-    gemini_roles_are_known,
-    gemini_contents_are_not_empty,
-    gemini_calls_follow_a_user,
-    gemini_calls_are_answered,
-    gemini_signatures_are_unmodified,
-    gemini_calls_keep_their_signature,
-    gemini_ends_with_the_user,
-    gemini_declares_once,
-)
+    gemini_requests_are_small, gemini_begins_with_the_user, gemini_roles_are_known, gemini_contents_are_not_empty,
+    gemini_calls_follow_a_user, gemini_calls_are_answered, gemini_signatures_are_unmodified,
+    gemini_calls_keep_their_signature, gemini_ends_with_the_user, gemini_declares_once,
+)  # fmt: skip
 
 
 # Models behind servers with OpenAI's and Ollama's shapes
@@ -473,13 +456,9 @@ def openai_roles_are_known(body: Body, issued: Issued) -> Found:
 
 
 OPENAI: tuple[Rule, ...] = (
-    roles_alternate,
-    openai_calls_are_answered,
-    openai_answers_have_calls,
-    openai_contents_are_there,
-    openai_calls_are_well_formed,
-    openai_roles_are_known,
-)
+    roles_alternate, openai_calls_are_answered, openai_answers_have_calls, openai_contents_are_there,
+    openai_calls_are_well_formed, openai_roles_are_known,
+)  # fmt: skip
 
 
 # Ollama: https://docs.ollama.com/api/chat

@@ -277,18 +277,10 @@ def arguments(tokens: int, turns: int = 5) -> Scenario:
 
 
 SCENARIOS: Mapping[str, Callable[[], Scenario]] = {
-    "single": _single,
-    "parallel": _parallel,
-    "steps": _steps,
-    "agent as tool": _agent_tool,
-    "transfer": _transfer,
-    "output schema": _schema,
-    "long-running": _long_running,
-    "images": lambda: _media(_PNG, "image/png", 0, 2, 4),
-    "pdf": lambda: _media(_PDF, "application/pdf", 1),
-    "code": _code,
-    "thinking": thinking,
-}
+    "single": _single, "parallel": _parallel, "steps": _steps, "agent as tool": _agent_tool, "transfer": _transfer,
+    "output schema": _schema, "long-running": _long_running, "images": lambda: _media(_PNG, "image/png", 0, 2, 4),
+    "pdf": lambda: _media(_PDF, "application/pdf", 1), "code": _code, "thinking": thinking,
+}  # fmt: skip
 
 
 def mixed() -> Scenario:
