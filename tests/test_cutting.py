@@ -71,7 +71,7 @@ def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
 
 @pytest.mark.parametrize("recall", [True, False])
 @pytest.mark.parametrize("last_turns", [1, 3])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_turns: int):
     def text(who: str, at: int, size: int) -> str:
         return f"{who} {at}: " + " ".join(f"{who[0]}{at}w{word}" for word in range(size))
@@ -171,7 +171,7 @@ def remind(context: CallbackContext, request: LlmRequest) -> None:
 @pytest.mark.parametrize("length", [1, 3_000])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns"])
 @pytest.mark.parametrize("way", ["instruction", "reminder"])
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 def test_what_the_host_puts_behind_a_loop_takes_no_result_from_the_model(way: str, strategy: str, length: int) -> None:
     """ADK moves a dynamic instruction behind the results where there is a static one, too."""
     is_instruction = way == "instruction"

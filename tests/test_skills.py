@@ -44,7 +44,7 @@ def turns(count: int, first: int = 0) -> list[str]:
 
 @pytest.mark.parametrize(("window", "count"), [(6_000, 30), (8_000, 30), (16_000, 60), (32_000, 120)])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails"])
-@pytest.mark.rows(2, slow=8)
+@pytest.mark.rows(1, slow=9)
 def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, strategy: str):
     count_of = 17 if window < 20_000 else 30
     conversation = {"strategy": [strategy], "sliding_turns": {"tokens": window // 2}}

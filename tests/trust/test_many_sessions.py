@@ -22,7 +22,7 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.bounds import take_turn
 
-SESSIONS = 60
+SESSIONS = 20
 
 
 class Unseen(Scripted):

@@ -63,6 +63,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.rows(3)
 def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
     with run("claude", LOOPS[loop], window=5_000) as done:
         is_sound(done)
@@ -73,6 +74,7 @@ def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["heads_tails", "sliding_turns", "stable_prefix", "summarize", "none"])
+@pytest.mark.rows(2)
 def test_every_strategy_takes_them(strategy: str) -> None:
     settings = {"strategy": strategy, "sliding_turns": {"tokens": 3_000}}
     policy = PackPolicy.model_validate({"max_input_tokens": 5_000, "conversation": settings})
@@ -82,6 +84,7 @@ def test_every_strategy_takes_them(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("loop", ["many calls", "redacted thoughts"])
+@pytest.mark.rows(1)
 def test_another_process_sends_the_same(loop: str) -> None:
     with (
         run("claude", LOOPS[loop], window=5_000) as one,
