@@ -157,7 +157,7 @@ def stored(talk: Chat) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("result", "data"), FORMS.values(), ids=FORMS)
-@pytest.mark.rows(14)
+@pytest.mark.rows(11)
 def test_data_inside_a_text_goes_to_the_store_and_the_words_around_it_stay(result, data):
     talk = talk_of(result)
     assert stored(talk) == data
@@ -247,7 +247,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
-@pytest.mark.rows(16)
+@pytest.mark.rows(11)
 def test_what_people_and_models_read_or_copy_stays(text):
     for result in (text, {"reading": READING, "text": text}, nested(text, 1)):
         talk = talk_of(result)

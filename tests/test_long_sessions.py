@@ -193,7 +193,7 @@ def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> N
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:
-    chat = long_chat(small(3_000))
+    chat = long_chat(small(2_000))
     for message in messages(40):
         chat.say(message, recent_events=20)
     cut = chat.manifests()[-1].epoch
@@ -457,9 +457,9 @@ def test_each_agent_of_a_team_has_its_own() -> None:
         return chat
 
     whole, partly = team(), team()
-    for message in [*messages(40), QUESTION]:
+    for message in [*messages(30), QUESTION]:
         whole.say(message)
-        partly.say(message, recent_events=30)
+        partly.say(message, recent_events=24)
         assert body(partly) == body(whole)
         assert faults(partly.sent[-1].contents) == []
     assert len(partly.raw[-1].contents) < len(whole.raw[-1].contents)

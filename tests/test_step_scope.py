@@ -297,6 +297,7 @@ OURS = {tool.name for tool in [*planning_tools(), *evidence_tools(), *memory_too
 
 @pytest.mark.parametrize("window", [4_000, 16_000, 200_000])
 @pytest.mark.parametrize("needs_evidence", [True, False])
+@pytest.mark.rows(3)
 def test_within_a_step_the_declared_tools_do_not_change(window: int, needs_evidence: bool) -> None:
     item = {"id": "sources", "text": "each difference has a source", "needs_evidence": needs_evidence}
     plan = {**PLAN, "steps": [{**PLAN["steps"][0], "acceptance": [item]}, PLAN["steps"][1]]}

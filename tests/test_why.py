@@ -130,7 +130,7 @@ def test_a_verdict_names_kinds_dates_and_numbers() -> None:
 
 
 @pytest.mark.parametrize(("text", "expected"), PLANTED.items())
-@pytest.mark.rows(8)
+@pytest.mark.rows(6)
 def test_each_text_is_found_where_it_was_planted_in_the_forms_that_it_took(
     chat: Chat, text: str, expected: str
 ) -> None:

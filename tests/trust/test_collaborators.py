@@ -238,6 +238,7 @@ NUMBERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.rows(5)
 def test_numbers_that_no_tokenizer_gives_are_not_believed(
     number: str, figure: Figure, caplog: pytest.LogCaptureFixture
 ) -> None:

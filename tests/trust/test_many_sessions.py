@@ -22,8 +22,6 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.bounds import take_turn
 
-SESSIONS = 20
-
 
 class Unseen(Scripted):
     """A model that keeps no copies of requests, which would take as long as packs."""
@@ -55,12 +53,12 @@ async def fill(sessions: InMemorySessionService, count: int) -> None:
             await sessions.append_event(session, Event(author=author, invocation_id=f"i{turn // 2}", content=content))
 
 
-async def most_packs_in_a_round(plugin: Noting) -> int:
-    """Returns how many packs one round of the loop finished at most, while all sessions answer at once."""
+async def most_packs_in_a_round(plugin: Noting, count: int) -> int:
+    """Returns how many packs one round of the loop finished at most, while so many sessions answer at once."""
     sessions, llm = InMemorySessionService(), Unseen(sent=[])
     agent = LlmAgent(name="clerk", model=llm, instruction="You help.")
     runner = Runner(app=App(name="shop", root_agent=agent, plugins=[plugin]), session_service=sessions)
-    await fill(sessions, SESSIONS)
+    await fill(sessions, count)
     plugin.beats, plugin.rounds = [0], []
 
     async def beat() -> None:
@@ -74,15 +72,16 @@ async def most_packs_in_a_round(plugin: Noting) -> int:
             pass
 
     heart = asyncio.create_task(beat())
-    await asyncio.gather(*map(ask, range(SESSIONS)))
+    await asyncio.gather(*map(ask, range(count)))
     heart.cancel()
-    assert len(plugin.rounds) == SESSIONS
+    assert len(plugin.rounds) == count
     return max(Counter(plugin.rounds).values())
 
 
-def test_sessions_that_wake_together_leave_the_loop_to_others(figure: Callable[[str, float], None]) -> None:
+@pytest.mark.parametrize("count", [20, pytest.param(60, marks=pytest.mark.slow)])
+def test_sessions_that_wake_together_leave_the_loop_to_others(count: int, figure: Callable[[str, float], None]) -> None:
     plugin = Noting(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
-    packs = asyncio.run(most_packs_in_a_round(plugin))
+    packs = asyncio.run(most_packs_in_a_round(plugin, count))
     figure("packs_in_a_round", packs)
     assert packs <= 5
 

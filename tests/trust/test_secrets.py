@@ -297,6 +297,7 @@ def test_no_secret_is_written(
         assert all(masked) is not bool(MODES[mode].get("redact_prompt"))
 
 
+@pytest.mark.slow
 def test_without_it_the_same_search_finds_them(
     tmp_path: Path, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -85,7 +85,7 @@ MESSAGES: dict[str, list[types.Part]] = {
 @pytest.mark.parametrize("kind", MESSAGES)
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN}], ids=["", "plan"])
 @pytest.mark.parametrize("window", [1_200, 2_000, 40_000])
-@pytest.mark.rows(11)
+@pytest.mark.rows(7)
 def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], window: int, figure: Figure) -> None:
     chat = Chat(tools=[look_up], policy=PackPolicy(max_input_tokens=window), state=state)
     chat.llm.script += ["ok", call("look_up", key="k"), "ok", "ok"]

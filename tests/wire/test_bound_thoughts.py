@@ -107,6 +107,7 @@ def begin(step: str, tool_context: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.rows(1)
 def test_a_step_that_changes_instruction_and_declarations_takes_them(restarts: bool) -> None:
     beginning = [thinks(Reply(calls=[("begin", {"step": f"s{at}"})])) for at in range(2)]
     scenario = of_turns(CALL, *beginning, CALL, turns=3, tools=[look_up, save, begin])
@@ -160,6 +161,7 @@ def _edited(times: int) -> Scenario:
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1, 1), (99, 3)], ids=["once", "at every call"])
+@pytest.mark.rows(1)
 def test_a_callback_behind_the_plugin_ends_no_session(times: int, refused: int) -> None:
     with run("claude", _edited(times), window=60_000) as done:
         is_sound(done, refused=refused)

@@ -252,6 +252,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("client", "at"), [(client, at) for client in NATIVE for at in range(3)])
+@pytest.mark.rows(3)
 def test_a_refusal_for_bytes_media_or_pages_costs_no_turn(client: str, at: int) -> None:
     refusal, kind = REFUSED[client][at], "application/pdf" if at == 2 else "image/png"
     piece = (lambda seed: _pdf(seed, 3)) if at == 2 else (lambda seed: _png(seed, 2_000))
