@@ -161,7 +161,7 @@ def settled(chat: Chat) -> str:
 
 
 @pytest.mark.parametrize("name", RUNS)
-@pytest.mark.rows(3)
+@pytest.mark.rows(5)
 def test_the_same_run_leaves_the_same_manifests(name: str) -> None:
     chat = RUNS[name]()
     chat.replays()
