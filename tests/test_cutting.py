@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -15,6 +16,8 @@ from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
+from aether_context.conversation.content_json import part_of
+from aether_context.conversation.extracts import shorten_part
 from aether_context.conversation.summary import Recap, recap
 from aether_context.pack import Content
 from aether_context.policy import ConversationSettings
@@ -218,3 +221,12 @@ def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records()
             reads_at_cut.append(mentions.cache_info().misses - reads)
     assert reads_at_cut
     assert max(reads_at_cut) <= 8  # the message itself, and contents in the form in which a cut leaves them
+
+
+def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> None:
+    address = "artifact://evidence/0123456789abcdef.json"
+    response = {"artifact": f"{address} (900 lines)", "rows": list(range(10_000, 10_900))}
+    part = part_of({"function_response": {"id": "c1", "name": "look_up", "response": response}})
+    shortened = shorten_part(part, 120, counter=TALLY)
+    assert TALLY.count(shortened.text) <= 120
+    assert json.loads(shortened.text)["artifact"] == address
