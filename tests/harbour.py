@@ -29,8 +29,8 @@ def gate_code(gate: str) -> dict[str, Any]:
     return {"code": f"{gate} opens with QX-4471"}
 
 
-def harbour(policy: PackPolicy | None = None, store: PackStore | None = None) -> Chat:
-    """The session, told to its end."""
+def harbour(policy: PackPolicy | None = None, store: PackStore | None = None, piers: int = 22) -> Chat:
+    """The session, told to its end: so many of its messages are of piers."""
     pelicans = Scripted(script=["Pelicans nest at Lake Orrin."], sent=[])
     ornithologist = LlmAgent(name="ornithologist", model=pelicans, description="Knows birds.")
     bills = Scripted(script=["Invoice 88-12 was paid on Tuesday."], sent=[])
@@ -83,5 +83,5 @@ def harbour(policy: PackPolicy | None = None, store: PackStore | None = None) ->
     )
     clerk.script = [f"Answer {at}: {words(90, f'answer{at}w')}" for at in range(12)]
     bills.script = [f"Answer {at}: {words(90, f'bill{at}w')}" for at in range(24)]
-    chat.say(*(f"Tell me of pier {at}: {words(60, f'pier{at}w')}" for at in range(22)))
+    chat.say(*(f"Tell me of pier {at}: {words(60, f'pier{at}w')}" for at in range(piers)))
     return chat

@@ -87,6 +87,7 @@ def worked(script: list[Any], turns: int = 10, window: int = 3_000, tools: Any =
         ),
     ],
 )  # fmt: skip
+@pytest.mark.rows(2)
 def test_an_act_and_its_result_outlive_cut_after_cut(tool: Any, arguments: dict[str, Any], line: str) -> None:
     chat = worked([call(tool.__name__, **arguments), "Done."], tools=[tool])
     assert ledger(chat).count(line) == 1

@@ -338,4 +338,3 @@ def test_agents_that_are_off_by_default_are_named_together(tmp_path: Any):
     chat.say("Hello.")
     listed = CliRunner().invoke(main, ["list", "--store", str(tmp_path)])
     assert "every other agent of shop is off" in listed.output
-

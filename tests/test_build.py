@@ -232,7 +232,7 @@ def test_where_nothing_is_known_shares_are_inside_the_documented_ranges(
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_signals_give_a_real_spread(profile):
     rng = random.Random(7)
     found = [weigh(known(rng), budget(profile)) for _ in range(4_000)]
@@ -303,7 +303,7 @@ def test_a_cut_is_named_and_a_summary_that_grew_counts_as_shared() -> None:
 
 
 @given(st.lists(st.tuples(st.integers(0, 12), st.booleans()), min_size=2, max_size=8), st.sampled_from([700, 16_000]))
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_what_earlier_calls_derived_changes_no_pack(changes: list[tuple[int, bool]], window: int) -> None:
     """A history grows, loses its end, and has contents in its middle edited; a cache knows each state before."""
     cache, contents, packs_compared = TokenCache(), list(packs.turns(3)), 0

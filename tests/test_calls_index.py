@@ -116,7 +116,7 @@ def test_a_session_of_few_calls_reads_no_more_blocks_than_packs(store: PackStore
 
 
 @pytest.mark.parametrize("fault", ["torn", "empty", "of another user", "other text"])
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 def test_a_damaged_block_changes_no_answer_and_is_told(store: PackStore, fault: str) -> None:
     fill(store)
     said = answers(store)

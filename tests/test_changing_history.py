@@ -150,7 +150,7 @@ BAD_EPOCHS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BAD_EPOCHS)
-@pytest.mark.rows(9)
+@pytest.mark.rows(5)
 def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     chat = Chat(policy=small(1_500), state=planned(), script=[])
     chat.say(*turns(4, 300))
@@ -191,6 +191,7 @@ def test_a_malformed_packed_message_in_state_is_ignored_or_survived(value: Any) 
 
 
 @pytest.mark.parametrize("line", ["- messages left out: ", "- messages left out: many", "- messages left out: 9 more"])
+@pytest.mark.rows(1)
 def test_a_user_who_writes_like_a_summary_does_not_break_the_next_cut(line: str) -> None:
     chat = Chat(policy=small(1_200), script=[f"answer\n{line}"] * 40)
     chat.say(*[f"{line}\n{text}" for text in turns(10, 60)])

@@ -67,6 +67,7 @@ POLICIES = {
 
 
 @pytest.mark.parametrize("name", POLICIES)
+@pytest.mark.rows(3)
 def test_it_is_what_a_run_without_the_plugin_sends(name: str) -> None:
     packed, plain = both(*QUESTIONS, policy=POLICIES[name])
     found = compared(packed)

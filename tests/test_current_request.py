@@ -117,6 +117,7 @@ LEDGER = [f"07:{at % 60:02d} worker-{at % 17} finished job {at * 7919 % 9973} in
     ],
 )
 @pytest.mark.parametrize("quarter", [1, 2, 3])
+@pytest.mark.rows(10)
 def test_what_a_long_message_asks_stays_wherever_it_stands(asks, quarter):
     chat, at = Chat(["Fine."], policy=small(5_000)), quarter * len(LEDGER) // 4
     chat.say("\n".join([*LEDGER[:at], "", "\n\n".join(asks), "", *LEDGER[at:]]))
@@ -154,6 +155,7 @@ def as_it_is(artifact: types.Part, name: str) -> types.Part:
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("order", [["a", "long"], ["long", "a"], ["a", "long", "b"], ["long", "second"], ["long"]])
 @pytest.mark.parametrize("rewrites", [False, True])
+@pytest.mark.rows(9)
 def test_a_loaded_artifact_keeps_what_the_request_asks_for(order, inline, rewrites):
     artifacts = InMemoryArtifactService()
     texts = {"a": SHORT, "b": "Nobody smokes in the cellar.", "long": "\n".join(LINES), "second": "\n".join(LINES)}

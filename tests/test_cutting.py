@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterable
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,8 @@ from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
+from aether_context.conversation.content_json import part_of
+from aether_context.conversation.extracts import shorten_part
 from aether_context.pack import Content, ContentForm
 from aether_context.policy import ConversationSettings
 from aether_context.store import Manifest
@@ -80,7 +83,7 @@ def test_the_edge_of_a_cut_is_shortened_where_it_is_a_message():
 
 @pytest.mark.parametrize("recall", [True, False])
 @pytest.mark.parametrize("last_turns", [1, 3])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_a_cut_keeps_the_models_last_answer_and_its_question(recall: bool, last_turns: int):
     def text(who: str, at: int, size: int) -> str:
         return f"{who} {at}: " + " ".join(f"{who[0]}{at}w{word}" for word in range(size))
@@ -180,7 +183,7 @@ def remind(context: CallbackContext, request: LlmRequest) -> None:
 @pytest.mark.parametrize("length", [1, 3_000])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns"])
 @pytest.mark.parametrize("way", ["instruction", "reminder"])
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 def test_what_the_host_puts_behind_a_loop_takes_no_result_from_the_model(way: str, strategy: str, length: int) -> None:
     """ADK moves a dynamic instruction behind the results where there is a static one, too."""
     is_instruction = way == "instruction"
@@ -305,3 +308,12 @@ def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:
     assert lengths(6)[-1] == whole
     chat.check()
     chat.replays()
+
+
+def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> None:
+    address = "artifact://evidence/0123456789abcdef.json"
+    response = {"artifact": f"{address} (900 lines)", "rows": list(range(10_000, 10_900))}
+    part = part_of({"function_response": {"id": "c1", "name": "look_up", "response": response}})
+    shortened = shorten_part(part, 120, counter=TALLY)
+    assert TALLY.count(shortened.text) <= 120
+    assert json.loads(shortened.text)["artifact"] == address

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from browsing import Browser
 from click.testing import CliRunner
 from google.adk.models.registry import LLMRegistry
 from scripted import Scripted, call
@@ -128,6 +129,7 @@ def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_pa
         assert f"failed  {fault}\n" in result.output
     result = CliRunner().invoke(main, ["replay", large.pack_id, "--store", str(tmp_path)])
     assert result.exit_code == 0
+    assert "over the window" in Browser(demo.store).open("/").text
 
 
 def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -157,6 +157,7 @@ def stored(talk: Chat) -> list[bytes]:
 
 
 @pytest.mark.parametrize(("result", "data"), FORMS.values(), ids=FORMS)
+@pytest.mark.rows(11)
 def test_data_inside_a_text_goes_to_the_store_and_the_words_around_it_stay(result, data):
     talk = talk_of(result)
     assert stored(talk) == data
@@ -187,7 +188,7 @@ LONG = {
 
 
 @pytest.mark.parametrize(("written", "data"), LONG.values(), ids=LONG)
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 def test_data_across_the_border_of_a_step_is_found_as_it_is_alone(written, data):
     places = (STEP - 8_193, STEP - 8_192, STEP - 300, STEP - 1, STEP + 8_190)
     texts = [LINES[: place - 1] + "\n" + written + LINES[:STEP] + written for place in places]
@@ -246,6 +247,7 @@ TEXTS = {
 
 
 @pytest.mark.parametrize("text", TEXTS.values(), ids=TEXTS)
+@pytest.mark.rows(11)
 def test_what_people_and_models_read_or_copy_stays(text):
     for result in (text, {"reading": READING, "text": text}, nested(text, 1)):
         talk = talk_of(result)

@@ -237,6 +237,7 @@ def as_a_table(at: int) -> Any:
 
 
 @pytest.mark.parametrize("shape", [as_records, as_text, as_invoices, as_a_table])
+@pytest.mark.rows(2)
 def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], Any]) -> None:
     def look_up(reference: str) -> Any:
         """Looks a reference up."""

@@ -156,6 +156,7 @@ def test_a_very_long_array_stays_json_too(indent, prefix):
 
 
 @given(JSON_VALUES.filter(lambda value: isinstance(value, (dict, list)) and value), st.data())
+@settings(max_examples=50)
 def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
     text = json.dumps(value, indent=data.draw(st.sampled_from([None, 1])))
     cut = text[: data.draw(st.integers(1, len(text)))]
@@ -240,6 +241,7 @@ def test_rules_of_single_tools():
 
 
 @given(st.dictionaries(st.text(max_size=8), JSON_VALUES, max_size=5))
+@settings(max_examples=40)
 def test_offload_is_a_function_of_its_arguments_and_never_longer(response):
     found, again = offloaded(response, extract_tokens=40), offloaded(dict(response), extract_tokens=40)
     assert found == again
@@ -282,6 +284,7 @@ def long_lines():
 
 @pytest.mark.parametrize("holder", ["line", "JSON", "JSON in a list"])
 @pytest.mark.parametrize("kind", ["code", "Chinese", "digits"])
+@pytest.mark.rows(4)
 def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
     text = long_lines()[kind]
     holders = {
@@ -291,7 +294,7 @@ def test_a_search_finds_words_across_the_pieces_of_a_line(kind, holder):
     }
     whole = holders[holder]
     searcher = Searcher(lines_view(whole), embedder="none")
-    for start in range(100, len(text) - 600, 23):
+    for start in range(100, len(text) - 600, 61):
         for size in (8, 25, 450):
             query = text[start : start + size]
             found = searcher.search(query, max_tokens=3_000, counter=COUNTER)

@@ -504,7 +504,7 @@ HUGE: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(("name", "window"), list(product(HUGE, [1_000, 4_000])))
-@pytest.mark.rows(5)
+@pytest.mark.rows(3)
 def test_one_huge_response_of_any_shape_is_made_to_fit(name: str, window: int) -> None:
     call = types.Part(function_call=types.FunctionCall(name="look_up", args={"key": "a"}))
     answer = types.Part(function_response=types.FunctionResponse(name="look_up", response=HUGE[name]))

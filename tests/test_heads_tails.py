@@ -279,7 +279,7 @@ def check(chat: Chat, window: int = 3_000) -> None:
     "strategy",
     ["heads_tails", "summarize", "epochs", "none", "stable_prefix", "sliding_turns", ["stable_prefix", "heads_tails"]],
 )
-@pytest.mark.rows(4)
+@pytest.mark.rows(3)
 def test_every_strategy_stays_valid_inside_the_window_and_replays(strategy: Any) -> None:
     policy = PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0})
     chat = chatted(policy=policy, script=[*loop(8), *loop(9), "ok", *loop(14)])

@@ -281,7 +281,7 @@ def answering(count: int) -> list[Any]:
 @pytest.mark.parametrize(
     ("kind", "window"), [("invocations", 60_000), ("tokens", 60_000), ("invocations", 1_500), ("tokens", 3_000)]
 )
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_adks_compaction_begins_an_epoch_and_nothing_that_it_removed_comes_back(kind: str, window: int) -> None:
     chat = Chat(
         script=answering(14),

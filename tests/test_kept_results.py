@@ -73,6 +73,7 @@ def test_the_pages_show_every_promise():
 
 
 @pytest.mark.parametrize(("page", "name", "rule"), examples())
+@pytest.mark.rows(4)
 def test_each_example_of_the_pages_keeps_its_word(page: str, name: str, rule: str):
     chat = played(rule, call(name, area="stairs"), name=name)
     assert (whole(chat.sent[1], "stairs"), whole(chat.sent[-1], "stairs")) == PROMISES[rule]
@@ -90,7 +91,7 @@ def test_what_a_quarter_of_the_window_does_not_hold_is_told_once_with_the_reason
 
 
 @pytest.mark.parametrize("strategy", ["sliding_turns", "heads_tails", "stable_prefix"])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_every_strategy_keeps_them(strategy: str):
     conversation = {"strategy": [strategy], "sliding_turns": {"tokens": 4_000}, "stable_prefix": {"threshold": 0.5}}
     policy = small(8_000, offload={"tools": {"read": "keep"}}, conversation=conversation)

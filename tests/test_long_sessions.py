@@ -168,21 +168,21 @@ def turn_files(chat: Chat) -> list[Any]:
 
 def test_the_files_stay_few_and_hold_each_content_once() -> None:
     chat = long_chat(small(3_000))
-    for message in messages(100):
+    for message in messages(70):
         chat.say(message, recent_events=20)
     files = turn_files(chat)
     assert 1 < len(files) <= 9
     texts = sum(len(text_of(chat, file)) for file in files)
     held = [one for file in files for one in json.loads(text_of(chat, file))]
     said = [one["content"]["parts"][0]["text"] for one in held]
-    for message in messages(95):
+    for message in messages(65):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
 
 
 def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> None:
     chat = long_chat(small(3_000))
-    chat.say(*messages(60))
+    chat.say(*messages(40))
     chat.restart()
     stored = {file.path for file in turn_files(chat)}
     chat.say(*messages(5))
@@ -193,8 +193,8 @@ def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> N
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:
-    chat = long_chat(small(3_000))
-    for message in messages(60):
+    chat = long_chat(small(2_000))
+    for message in messages(40):
         chat.say(message, recent_events=20)
     cut = chat.manifests()[-1].epoch
     assert cut.cut_count > 20
@@ -218,7 +218,7 @@ def test_without_its_files_a_session_goes_on_and_says_so() -> None:
 @pytest.mark.rows(1)
 def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_goes_on(is_idle: bool) -> None:
     chat = long_chat(small(3_000))
-    for message in messages(100):
+    for message in messages(70):
         chat.say(message, recent_events=20)
     epoch = chat.manifests()[-1].epoch
     written = [file.modified for file in turn_files(chat)]
@@ -228,19 +228,19 @@ def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_
     assert "Falcon-7731" in chat.sent[-1].human()
     assert chat.manifests()[-1].degradations == ()
     chat.restart()
-    for at, message in enumerate([QUESTION, *messages(30)]):
+    for at, message in enumerate([QUESTION, *messages(14)]):
         chat.say(message, recent_events=20)
         manifest = chat.manifests()[-1]
         assert faults(chat.sent[-1].contents) == []
-        assert manifest.number == 102 + at
+        assert manifest.number == 72 + at
         assert manifest.epoch.cut_count >= epoch.cut_count
         if manifest.epoch.cut_count == epoch.cut_count:
             assert manifest.epoch.summary == epoch.summary
             assert "contents before the loaded events are not sent" in manifest.degradations[0]
         assert "contents before the loaded events are not searched: the store does not" in manifest.degradations[-1]
         if at == 0:
-            assert ("leaf 90 of many" in chat.sent[-1].text) is not is_idle
-    assert "leaf 28 of many" in chat.sent[-1].text
+            assert ("leaf 60 of many" in chat.sent[-1].text) is not is_idle
+    assert "leaf 12 of many" in chat.sent[-1].text
     chat.replays()
 
 
@@ -248,7 +248,7 @@ def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_
 @pytest.mark.rows(1)
 def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
     chat = long_chat(small(2_000, record=record, conversation={"summary_share": 0}))
-    for message in messages(70):
+    for message in messages(45):
         chat.say(message, recent_events=20)
     assert turn_files(chat) == []
     assert "Falcon" not in chat.sent[-1].text
@@ -263,7 +263,7 @@ def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
 
 def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() -> None:
     chat = long_chat(small(3_000, redact=("email",)))
-    for message in ["My address is ann@example.com.", *messages(60)]:
+    for message in ["My address is ann@example.com.", *messages(40)]:
         chat.say(message, recent_events=20)
     assert turn_files(chat)
     said = b"".join(text_of(chat, file) for file in turn_files(chat))
@@ -457,9 +457,9 @@ def test_each_agent_of_a_team_has_its_own() -> None:
         return chat
 
     whole, partly = team(), team()
-    for message in [*messages(40), QUESTION]:
+    for message in [*messages(30), QUESTION]:
         whole.say(message)
-        partly.say(message, recent_events=30)
+        partly.say(message, recent_events=24)
         assert body(partly) == body(whole)
         assert faults(partly.sent[-1].contents) == []
     assert len(partly.raw[-1].contents) < len(whole.raw[-1].contents)

@@ -223,6 +223,7 @@ def ask(name: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails", "summarize", "none"])
+@pytest.mark.rows(2)
 def test_an_answer_that_is_no_longer_in_what_is_sent_returns_as_a_memory(strategy: str) -> None:
     script: list[Any] = []
     for name in ("rules", *(f"file{at}" for at in range(8))):

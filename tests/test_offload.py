@@ -233,7 +233,7 @@ def read(chat: Chat, uri: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("again", "count"),
-    [(False, 120), pytest.param(False, 300, marks=pytest.mark.slow), (True, 30)],
+    [(False, 60), pytest.param(False, 300, marks=pytest.mark.slow), (True, 30)],
     ids=["one process", "more in one process", "a new one each time"],
 )
 def test_the_state_of_a_session_stays_small_and_nothing_is_lost(again: bool, count: int) -> None:
@@ -325,6 +325,7 @@ def read_output(name: str) -> str:
 
 
 @pytest.mark.parametrize(("kind", "size", "share"), _FACTS)
+@pytest.mark.rows(7)
 def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
     _, wanted, value = planted(kind, size, share)
     name = f"{kind} {size} {share}"

@@ -139,6 +139,7 @@ def test_a_window_too_small_for_the_readers_names_no_address():
 
 
 @pytest.mark.parametrize("record", ["full", "hashes", "off"])
+@pytest.mark.rows(2)
 def test_without_a_store_the_past_is_read_from_the_loaded_events(record: str):
     chat = Chat(policy=small(4_000, record=record))
     chat.say("My boat is called Wanda.", *turns(16))
@@ -266,6 +267,7 @@ def look_up(chat: Chat, query: str, recent: int | None) -> str:
 
 
 @pytest.mark.parametrize("recent", [8, pytest.param(12, marks=pytest.mark.slow), None])
+@pytest.mark.rows(1)
 def test_what_the_hosts_compaction_replaced_is_in_the_past(recent: int | None):
     chat = compacted_session(recent)
     for words in ("My boat is called Wanda.", *(f"question {at}:" for at in (0, 9, 15))):

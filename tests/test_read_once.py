@@ -89,6 +89,7 @@ def untouched() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("kind", "edit"), EDITS)
+@pytest.mark.rows(11)
 def test_an_edit_is_seen_as_by_a_process_that_knows_nothing(
     kind: str, edit: Callable[[types.Content], Any], untouched: tuple[str, ...]
 ) -> None:

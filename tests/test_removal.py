@@ -56,7 +56,7 @@ def files(store: PackStore, kind: str) -> list[File]:
 
 
 @pytest.mark.parametrize("kind", ["pack", "segment", "outcome", "message", "record", "evidence", "turns", "artifact"])
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 def test_each_file_that_is_taken_out_is_told(store: PackStore, kind: str) -> None:
     artifacts = FsspecArtifactService(store.url)
     chat = chat_of(store, artifacts=artifacts)

@@ -99,7 +99,7 @@ def worth(pack: Pack, fate: Row) -> tuple[object, ...]:
 
 
 @every_session
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_things_give_way_in_the_order_of_the_tables(name: str, preset: str) -> None:
     for window in WINDOWS:
         events = built(name, preset, window).events
@@ -111,6 +111,7 @@ def test_things_give_way_in_the_order_of_the_tables(name: str, preset: str) -> N
         assert acts == [one for one in ORDER if one in acts], window
 
 
+@pytest.mark.slow
 def test_every_rung_of_both_ladders_is_used_somewhere() -> None:
     acts = {
         (one.stage, one.layer) for session in SESSIONS for window in WINDOWS for one in built(*session, window).events
@@ -186,7 +187,7 @@ def test_checklist_and_request_stand_word_for_word_wherever_they_fit(name: str, 
 
 
 @every_session
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -> None:
     for window in WINDOWS:
         assert (refusal(name, preset, window) is None) == holds(name, preset, window)
@@ -203,7 +204,7 @@ def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -
 
 @every_session
 @pytest.mark.parametrize("windows", [WINDOWS, range(2_000, 7_000, 125)], ids=["wide", "narrow"])
-@pytest.mark.rows(3)
+@pytest.mark.rows(1)
 def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset: str, windows: Iterable[int]) -> None:
     """Whole or shortened; a memory that stands in the conversation word for word need not be repeated."""
     kept: set[str] = set()

@@ -38,7 +38,7 @@ def shown_in(sent: Sent) -> list[bytes]:
     ],
 )
 @pytest.mark.parametrize("text", ["Here is my receipt from Oslo.", ""])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: str, mark: str, text: str):
     chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
     chat.say(message(data, kind, text), *turns(15, 360))
@@ -68,7 +68,7 @@ def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: st
         (picture(), "image/png", True),
     ],
 )
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str, is_kept: bool):
     chat = Chat(policy=small(6_000, redact=("personal",)), model="gemini-3-pro-preview")
     chat.say(message(data, kind, "Here is my list."), *turns(15, 360))
@@ -138,7 +138,7 @@ def sent_photos(policy: PackPolicy, model: str, count: int = 1, messages: int = 
 @pytest.mark.parametrize(("count", "messages"), [(1, 10), (2, 10)], ids=["one in a message", "two in a message"])
 @pytest.mark.parametrize("model", ["gemini-3-pro-preview", "claude-sonnet-4-5", "openai/gpt-4o"])
 @pytest.mark.parametrize("tools", [[], [look_up]], ids=["no tools", "tools"])
-@pytest.mark.rows(5)
+@pytest.mark.rows(3)
 def test_old_pictures_give_way_before_words_at_a_cut_and_stay_so(
     model: str, count: int, messages: int, tools: list[Any]
 ):

@@ -252,7 +252,7 @@ def test_a_longer_history_never_brings_a_turn_back(sizes: list[int], tokens: int
 
 @pytest.mark.parametrize("ceiling", [1_500, 2_000, 4_000])
 @pytest.mark.parametrize("known", ["plan", "memories", "both"])
-@pytest.mark.rows(4)
+@pytest.mark.rows(2)
 def test_the_payload_counts_against_the_ceiling(ceiling: int, known: str) -> None:
     plan = {
         "task_id": "42",

@@ -297,6 +297,7 @@ OURS = {tool.name for tool in [*planning_tools(), *evidence_tools(), *memory_too
 
 @pytest.mark.parametrize("window", [4_000, 16_000, 200_000])
 @pytest.mark.parametrize("needs_evidence", [True, False])
+@pytest.mark.rows(3)
 def test_within_a_step_the_declared_tools_do_not_change(window: int, needs_evidence: bool) -> None:
     item = {"id": "sources", "text": "each difference has a source", "needs_evidence": needs_evidence}
     plan = {**PLAN, "steps": [{**PLAN["steps"][0], "acceptance": [item]}, PLAN["steps"][1]]}
@@ -381,6 +382,7 @@ def left_out(chat: Chat, name: str) -> list[tuple[str, str]]:
 @DEPRECATED
 @pytest.mark.parametrize("answer", [WRITTEN, FENCED, f"```\n{WRITTEN}\n```"])
 @pytest.mark.parametrize("window", [4_000, 64_000])
+@pytest.mark.rows(3)
 def test_the_plan_is_not_sent_beside_the_pack_that_was_made_of_it(answer: str, window: int) -> None:
     planner = agent("planner", [answer, answer], tools=[], output_key="plan")
     operator, reviewer = agent("operator", [*WORK, "Found."]), agent("reviewer", ["Checked."])
@@ -481,7 +483,7 @@ def test_the_plan_of_a_planner_with_a_schema_is_known_as_well() -> None:
 
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "heads_tails", "sliding_turns", "stable_prefix"])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1)
 def test_no_strategy_brings_the_plan_back(strategy: str) -> None:
     planner = agent("planner", [WRITTEN] * 6, tools=[], output_key="plan")
     operator = agent("operator", [part for at in range(6) for part in (call("look", query=f"rival {at}"), "ok " * 200)])

@@ -353,7 +353,7 @@ sentence = st.lists(st.sampled_from([*ENGLISH.split(" "), *PYTHON.split(" "), "æ
 
 
 @given(first=sentence, second=sentence)
-@settings(max_examples=200)
+@settings(max_examples=80)
 def test_parts_add_up_to_the_whole(first: str, second: str) -> None:
     counter = estimate()
     apart = counter.count(first) + counter.count(second)

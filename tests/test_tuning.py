@@ -65,7 +65,7 @@ def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
 
 def test_a_chat_whose_turns_return_is_played_byte_for_byte():
     store = new_store()
-    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 6)]
+    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 4)]
     policy = PackPolicy(max_input_tokens=1_200)
     chat = Chat(store=store, policy=policy, script=["Noted, it is written down. " * 9] * 60)
     chat.say(*talk, "Where is the c?", "And which note said so?")
@@ -233,6 +233,10 @@ def test_few_sessions_change_nothing(shop, tmp_path):
     assert found.stdout == "chat: no change: 4 sessions, about 30 are needed\n"
     assert found.stderr == "no policy is written for chat: no change\n"
     assert not (tmp_path / "policies").exists()
+
+
+@pytest.mark.slow
+def test_all_figures_of_few_sessions_are_shown(shop):
     found = run_main(shop.url, "--all")
     assert re.search(r"\b([1-9]\d*) of \1 requests are built again byte for byte", found.output)
     assert "chat: no change" in found.output

@@ -231,6 +231,7 @@ def sent(script: list[Any], settings: dict[str, Any], *, resumable: bool, use_pl
 @pytest.mark.filterwarnings("ignore:.*EXPERIMENTAL.*:UserWarning")
 @pytest.mark.parametrize("resumable", [False, True])
 @pytest.mark.parametrize("name", CASES)
+@pytest.mark.rows(11)
 def test_what_fits_is_sent_as_without_the_plugin(name: str, resumable: bool) -> None:
     script, settings = CASES[name]
     ours, plain = (sent(script, settings, resumable=resumable, use_plugin=use) for use in (True, False))

@@ -377,6 +377,7 @@ def test_a_new_process_goes_on_where_the_last_one_was(sessions: BaseSessionServi
 @pytest.mark.parametrize("as_callbacks", [False, True], ids=["plugin", "callbacks"])
 @pytest.mark.parametrize("place", ["one agent", "sub-agent", "agent tool", "workflow"])
 @pytest.mark.parametrize("scope", ["session", "invocation"])
+@pytest.mark.rows(7)
 def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_stands(
     place: str, scope: str, as_callbacks: bool
 ) -> None:

@@ -171,7 +171,7 @@ def test_a_call_begins_with_what_was_cut_and_why_and_ends_with_folded_declaratio
 
 
 def test_previous_and_next_lead_through_all_calls_of_a_team_and_back() -> None:
-    chat = harbour(store=new_store())
+    chat = harbour(store=new_store(), piers=2)
     browser = Browser(chat.store)
     paths = list(dict.fromkeys(browser.open(SESSION).leads("^/pack/")))
     assert len({one.agent for one in chat.store.manifests()}) > 2
@@ -383,6 +383,7 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
     ],
     ids=lambda change: repr(change)[:40],
 )  # fmt: skip
+@pytest.mark.rows(5)
 def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, Any]) -> None:
     chat = Chat(script=[*loop(1), "done"] * 2, tools=[look_up])
     chat.say("one", "two")

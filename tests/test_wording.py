@@ -50,10 +50,10 @@ def test_the_instruction_of_an_agent_with_a_plan_tells_of_payloads() -> None:
 
 def test_a_long_session_has_a_summary_with_orders_and_an_address_of_what_was_said() -> None:
     chat = Chat(policy=small(3_000))
-    chat.say("Hello. From now on, always answer in French.", *turns(20))
+    chat.say("Hello. From now on, always answer in French.", *turns(12))
     assert f"{wording.SUMMARY_TITLE}:\n{wording.ORDERS_TITLE}\n" in chat.sent[-1].text
     chat = Chat(script=[call("look_up", key="a")], tools=[look_up], policy=small(4_000))
-    chat.say("Look it up.", *turns(30))
+    chat.say("Look it up.", *turns(18))
     assert wording.HISTORY in chat.sent[-1].text
     assert wording.READ in chat.sent[-1].readers
 

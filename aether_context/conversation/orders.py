@@ -209,6 +209,16 @@ def _subject(text: str, language: str) -> frozenset[str]:
     return frozenset(term for term in telling if not rule("particles").search(term))
 
 
+@lru_cache(maxsize=4_096)
+def _uses(words: str) -> frozenset[str]:
+    """The tables of which words are in a sentence, of those that say what it does to orders; "once" alone where it is
+    about one time."""
+    if rule("once").search(words) and not rule("strong").search(words):
+        return frozenset(("once",))
+    tells = words.endswith(("?", "？")) or rule("reports").search(words)
+    return frozenset(use for use in ("lifts", "permits", "frees", "changes") if not tells and rule(use).search(words))
+
+
 def _apply(orders: dict[str, None], sentence: str, is_order: bool, earlier: Sequence[tuple[str, bool]]) -> None:
     """Adds a sentence where it is an order, and removes the orders that it repeats, replaces or takes back.
 
@@ -218,10 +228,9 @@ def _apply(orders: dict[str, None], sentence: str, is_order: bool, earlier: Sequ
         earlier: the sentences of the user since the beginning of the message before.
     """
     words = sentence.replace("’", "'")
-    if rule("once").search(words) and not rule("strong").search(words):
+    uses = _uses(words)
+    if "once" in uses:
         return
-    tells = words.endswith(("?", "？")) or rule("reports").search(words)
-    uses = {use for use in ("lifts", "permits", "frees", "changes") if not tells and rule(use).search(words)}
     if "lifts" in uses and all(rule(use).search(words) for use in ("heading", "all", "forgets")):
         orders.clear()
         return

@@ -176,7 +176,7 @@ def run(*words: str) -> str:
     return result.output
 
 
-@fuzz(150)
+@fuzz(60)
 @given(files=damages(), words=st.lists(commands(), min_size=1, max_size=3))
 def test_no_command_ends_in_a_traceback(files: Damaged, words: list[list[str]]) -> None:
     store = PackStore(f"memory://cli-fuzz-{next(_numbers)}")

@@ -202,7 +202,7 @@ COLLABORATORS = (
 
 @pytest.mark.parametrize("fault", FAULTS)
 @pytest.mark.parametrize("collaborator", COLLABORATORS)
-@pytest.mark.rows(12)
+@pytest.mark.rows(6)
 def test_a_collaborator_that_fails_costs_no_call(
     collaborator: str, fault: str, figure: Figure, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -238,6 +238,7 @@ NUMBERS: dict[str, Callable[[str], Any]] = {
 
 
 @pytest.mark.parametrize("number", NUMBERS)
+@pytest.mark.rows(5)
 def test_numbers_that_no_tokenizer_gives_are_not_believed(
     number: str, figure: Figure, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -273,7 +274,7 @@ WRONG: dict[str, Callable[[Conversation], dict[int, ContentForm]]] = {
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 def test_a_decision_that_would_break_a_request_is_not_taken(wrong: str, figure: Figure) -> None:
     class Wrong(FaultyStrategy):
         def trim(self, conversation: Conversation, target_tokens: int) -> Decision:

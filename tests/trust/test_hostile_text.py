@@ -249,6 +249,7 @@ def test_many_sessions_leave_nothing_behind(calls: int, tmp_path: Path, monkeypa
 
 
 @pytest.mark.parametrize("kind", WIDE)
+@pytest.mark.rows(3)
 def test_json_in_pieces_is_the_same_json(kind: str) -> None:
     value = {"b": WIDE[kind](20_000), 'a"é\ud800': [WIDE[kind](9), list(range(5_000))]}
     whole = json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)

@@ -138,6 +138,7 @@ def contents(one: Chat) -> list[types.Content]:
 
 @pytest.mark.parametrize("window", [pytest.param(None, marks=pytest.mark.slow), 800])
 @pytest.mark.parametrize("name", INJECTIONS)
+@pytest.mark.rows(7)
 def test_no_text_forges_a_line_of_the_payload(name: str, window: int | None, figure: Figure) -> None:
     text = INJECTIONS[name]
     policy = PackPolicy(max_input_tokens=window, offload={"extract_tokens": 160})

@@ -124,7 +124,7 @@ def kill(live: Live, house: House, outages: bool, number: int, seconds: float, f
 
 @pytest.mark.parametrize("outages", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_what_was_acknowledged_outlives_kills(live: Live, house: House, outages: bool, figure: Figure) -> None:
-    kill(live, house, outages, 50, 8.0, figure)
+    kill(live, house, outages, 50, 3.0, figure)
 
 
 @pytest.mark.soak

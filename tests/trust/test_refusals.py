@@ -82,6 +82,7 @@ def all_text(request: LlmRequest) -> str:
 
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("echo", ECHOES)
+@pytest.mark.rows(8)
 def test_words_that_an_error_repeats_shrink_nobodys_window(
     words: str, echo: Callable[[str], str], figure: Figure
 ) -> None:
@@ -106,6 +107,7 @@ def names_words(request: LlmRequest, words: str) -> bool:
 
 @pytest.mark.parametrize("words", WORDS)
 @pytest.mark.parametrize("where", ["text", "address", "name"])
+@pytest.mark.rows(3)
 def test_words_that_many_users_repeat_shrink_no_other_window(words: str, where: str, figure: Figure) -> None:
     """Each of them repeats them until their own session believes them."""
     chat = refusing(lambda request: ECHOES[0](words) if names_words(request, words) else None)
@@ -158,7 +160,7 @@ def test_a_refusal_whose_words_are_in_the_request_is_believed_the_second_time() 
         return "This model's maximum context length is 12000 tokens." if size > 12_000 else None
 
     chat, failed = refusing(refuses), 0
-    for number in range(24):
+    for number in range(12):
         try:
             chat.say(f"{words}, question {number} " + f"note {number} says something new; " * 240)
         except RuntimeError:
@@ -262,6 +264,7 @@ def media_in(contents: Sequence[types.Content]) -> list[types.Part]:
 
 
 @pytest.mark.parametrize("message", LARGE.values(), ids=LARGE)
+@pytest.mark.rows(5)
 def test_a_refusal_for_what_is_not_tokens_costs_no_turn(message: str, figure: Figure) -> None:
     chat = refusing(lambda request: message if len(media_in(request.contents)) > 4 else None)
     failed = 0
@@ -281,8 +284,9 @@ def test_a_refusal_for_what_is_not_tokens_costs_no_turn(message: str, figure: Fi
 
 
 @pytest.mark.parametrize(
-    ("model", "each", "count"), [("gemini-2.5-flash", 3_000_000, 12), ("claude-sonnet-4-5", 5_000_000, 10)]
+    ("model", "each", "count"), [("gemini-2.5-flash", 5_000_000, 5), ("claude-sonnet-4-5", 5_000_000, 10)]
 )
+@pytest.mark.rows(1)
 def test_requests_are_kept_under_the_bytes_that_a_provider_takes(
     model: str, each: int, count: int, figure: Figure
 ) -> None:
@@ -387,7 +391,7 @@ def test_without_media_a_refusal_for_bytes_shortens_the_text() -> None:
         return "413 Request Entity Too Large" if len(all_text(request)) > 60_000 else None
 
     chat, failed = refusing(refuses), 0
-    for at in range(30):
+    for at in range(20):
         try:
             chat.say(f"Question {at} " + f"note {at} of the report; " * 150)
         except RuntimeError:

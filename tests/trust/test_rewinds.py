@@ -86,6 +86,7 @@ class Talk:
 
 @pytest.mark.parametrize("few", [2, 6, 9, 20])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "database"])
+@pytest.mark.rows(3)
 def test_what_a_rewind_took_back_never_returns(few: int, kind: str, tmp_path: Path, figure: Figure) -> None:
     sessions = services(kind, tmp_path)
     talk = Talk(few, sessions).turns(4, "LION").turns(7, "GIRAFFE").rewind(4).turns(9, "ZEBRA")
@@ -106,6 +107,7 @@ def test_what_came_before_a_rewind_is_still_known(few: int, figure: Figure) -> N
 
 @pytest.mark.parametrize("few", [6, 20])
 @pytest.mark.parametrize("restarts", [(0,), (1,), (0, 1, 2, 3, 4, 5)])
+@pytest.mark.rows(3)
 def test_another_process_takes_nothing_back_either(few: int, restarts: tuple[int, ...], figure: Figure) -> None:
     talk = Talk(few, window=30_000).turns(4, "LION").turns(7, "GIRAFFE").rewind(4)
     for at in range(6):
@@ -123,6 +125,7 @@ def test_a_process_that_loads_all_rewinds_for_one_that_loads_few(figure: Figure)
 
 
 @pytest.mark.parametrize("few", [6, 20])
+@pytest.mark.rows(1)
 def test_two_rewinds(few: int, figure: Figure) -> None:
     """The second goes back to before what followed the first."""
     talk = Talk(few, window=30_000).turns(4, "LION").turns(5, "GIRAFFE").rewind(4).turns(5, "GIRAFFE").rewind(4)
@@ -211,6 +214,7 @@ async def compact(chat: Chat) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("few", [3, 6, 20])
 @pytest.mark.parametrize("window", [WINDOW, 30_000])
+@pytest.mark.rows(4)
 def test_what_a_compaction_replaced_never_returns(window: int, few: int, restarts: bool, figure: Figure) -> None:
     """Neither while its event is loaded, nor later."""
     talk = Talk(few, window=window).turns(9, "GIRAFFE")
@@ -225,6 +229,7 @@ def test_what_a_compaction_replaced_never_returns(window: int, few: int, restart
 
 
 @pytest.mark.parametrize("few", [6, 20])
+@pytest.mark.rows(1)
 def test_a_rewind_behind_a_compaction(few: int, figure: Figure) -> None:
     talk = Talk(few, window=30_000).turns(6, "GIRAFFE")
     asyncio.run(compact(talk.chat))

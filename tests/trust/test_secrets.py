@@ -277,7 +277,7 @@ MODES: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.parametrize("mode", but_slow(MODES, "on, hashes alone"))
+@pytest.mark.parametrize("mode", but_slow(MODES, "on", "on, hashes alone"))
 def test_no_secret_is_written(
     mode: str, tmp_path: Path, traces: Traces, caplog: pytest.LogCaptureFixture, figure: Figure
 ) -> None:
@@ -297,6 +297,7 @@ def test_no_secret_is_written(
         assert all(masked) is not bool(MODES[mode].get("redact_prompt"))
 
 
+@pytest.mark.slow
 def test_without_it_the_same_search_finds_them(
     tmp_path: Path, traces: Traces, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -309,21 +310,24 @@ def test_without_it_the_same_search_finds_them(
     assert places >= {"store", "memory", "artifacts", "report", "page", "logs"}
 
 
-def test_no_secret_waits_in_the_spool(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure) -> None:
-    for settings in ({}, ON):
-        folder = tmp_path / ("on" if settings else "off")
-        monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(folder / "spool"))
-        FailingFileSystem.down = True
-        try:
-            converse(folder, dict(settings), url=f"failing://secrets-{len(settings)}")
-        finally:
-            FailingFileSystem.down = False
-        found = leaks((place, data) for place, data in written(folder) if place.startswith("spool"))
-        if settings:
-            figure("secrets", len(found))
-            assert found == set()
-        else:
-            assert {name for _, name in found} == set(SECRETS)
+@pytest.mark.parametrize("settings", [pytest.param({}, marks=pytest.mark.slow), ON], ids=["off", "on"])
+def test_no_secret_waits_in_the_spool(
+    settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figure: Figure
+) -> None:
+    monkeypatch.setenv("AETHER_CONTEXT_SPOOL", str(tmp_path / "spool"))
+    FailingFileSystem.down = True
+    try:
+        converse(tmp_path, dict(settings), url=f"failing://secrets-{len(settings)}")
+    finally:
+        FailingFileSystem.down = False
+    waiting = [(place, data) for place, data in written(tmp_path) if place.startswith("spool")]
+    assert waiting
+    found = leaks(waiting)
+    if settings:
+        figure("secrets", len(found))
+        assert found == set()
+    else:
+        assert {name for _, name in found} == set(SECRETS)
 
 
 def test_tracebacks_are_masked_for_each_of_several_policies() -> None:

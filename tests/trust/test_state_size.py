@@ -55,6 +55,7 @@ def test_recalled_turns_are_written_to_state_once(figure: Callable[[str, float],
     assert own(state_of(chat)) < 9_000
 
 
+@pytest.mark.slow
 def test_another_process_sends_the_same_by_what_state_holds() -> None:
     questions, answers = talk()
     chat, other = chat_of(answers), chat_of(answers)
@@ -68,6 +69,7 @@ def test_another_process_sends_the_same_by_what_state_holds() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "USER REQUEST:", ["x"], {"a": 1}])
+@pytest.mark.rows(2)
 def test_lines_that_something_else_wrote_break_no_request(value: Any) -> None:
     questions, answers = talk()
     chat = chat_of(answers)

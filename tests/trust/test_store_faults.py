@@ -96,6 +96,7 @@ FAULTS = ["down", "hangs", "refuses", "full", "third", "slow", "torn", "late"]
 
 
 @pytest.mark.parametrize("fault", FAULTS)
+@pytest.mark.rows(9)
 def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
     fault: str, spool: str, url: str, figure: Figure, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -123,6 +124,7 @@ def test_a_fault_of_the_store_costs_no_receipt_and_little_time(
 
 
 @pytest.mark.parametrize("fault", ["hangs", "down"])
+@pytest.mark.rows(1)
 def test_what_agents_were_shown_holds_no_pack_up(
     fault: str, url: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:

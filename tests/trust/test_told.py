@@ -48,6 +48,7 @@ def test_a_search_denies_no_words_of_a_long_line(tool: Callable[[], str], figure
 
 @pytest.mark.parametrize("author", ["system", "app", "model", "Admin UI", "7"])
 @pytest.mark.parametrize("role", [None, "user", "model"])
+@pytest.mark.rows(7)
 def test_a_preview_takes_no_host_for_the_agent(author: str, role: str | None, figure: Figure) -> None:
     if role == "model" and author.isidentifier():
         return  # by its form that is an agent
@@ -84,6 +85,7 @@ MESSAGES: dict[str, list[types.Part]] = {
 @pytest.mark.parametrize("kind", MESSAGES)
 @pytest.mark.parametrize("state", [{}, {"plan": PLAN}], ids=["", "plan"])
 @pytest.mark.parametrize("window", [1_200, 2_000, 40_000])
+@pytest.mark.rows(7)
 def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], window: int, figure: Figure) -> None:
     chat = Chat(tools=[look_up], policy=PackPolicy(max_input_tokens=window), state=state)
     chat.llm.script += ["ok", call("look_up", key="k"), "ok", "ok"]
@@ -102,10 +104,11 @@ def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], w
 
 
 @pytest.mark.parametrize("answer", ["I would rather not.", "", "{}", '{"summaries": []}', '{"summaries": [{"id": 1}]}'])
+@pytest.mark.rows(2)
 def test_a_model_that_never_gives_a_summary_is_not_asked_at_every_cut(answer: str, figure: Figure) -> None:
     llm, policy = writer(answer=answer), PackPolicy(max_input_tokens=1_200, conversation={"summary_share": 0.1})
     chat = Chat(plugin=ContextPackPlugin(policy=policy, store=new_store(), on_error="raise", summarizer=llm))
-    chat.say(*(f"Question {turn}: {lines(f'refund {turn}', 8)}" for turn in range(40)))
+    chat.say(*(f"Question {turn}: {lines(f'refund {turn}', 8)}" for turn in range(24)))
     manifests = chat.manifests()
     assert sum(map(was_cut, manifests)) > 4
     figure("useless_summaries", len(llm.asked))

@@ -63,6 +63,7 @@ LOOPS = {
 
 
 @pytest.mark.parametrize("loop", LOOPS)
+@pytest.mark.rows(3)
 def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
     with run("claude", LOOPS[loop], window=5_000) as done:
         is_sound(done)
@@ -73,6 +74,7 @@ def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
 
 
 @pytest.mark.parametrize("strategy", ["heads_tails", "sliding_turns", "stable_prefix", "summarize", "none"])
+@pytest.mark.rows(2)
 def test_every_strategy_takes_them(strategy: str) -> None:
     settings = {"strategy": strategy, "sliding_turns": {"tokens": 3_000}}
     policy = PackPolicy.model_validate({"max_input_tokens": 5_000, "conversation": settings})
@@ -82,6 +84,7 @@ def test_every_strategy_takes_them(strategy: str) -> None:
 
 
 @pytest.mark.parametrize("loop", ["many calls", "redacted thoughts"])
+@pytest.mark.rows(1)
 def test_another_process_sends_the_same(loop: str) -> None:
     with (
         run("claude", LOOPS[loop], window=5_000) as one,
@@ -104,6 +107,7 @@ def begin(step: str, tool_context: ToolContext) -> str:
 
 
 @pytest.mark.parametrize("restarts", [False, True])
+@pytest.mark.rows(1)
 def test_a_step_that_changes_instruction_and_declarations_takes_them(restarts: bool) -> None:
     beginning = [thinks(Reply(calls=[("begin", {"step": f"s{at}"})])) for at in range(2)]
     scenario = of_turns(CALL, *beginning, CALL, turns=3, tools=[look_up, save, begin])
@@ -157,6 +161,7 @@ def _edited(times: int) -> Scenario:
 
 
 @pytest.mark.parametrize(("times", "refused"), [(1, 1), (99, 3)], ids=["once", "at every call"])
+@pytest.mark.rows(1)
 def test_a_callback_behind_the_plugin_ends_no_session(times: int, refused: int) -> None:
     with run("claude", _edited(times), window=60_000) as done:
         is_sound(done, refused=refused)

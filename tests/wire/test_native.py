@@ -12,6 +12,7 @@ pytest.importorskip("anthropic")
 
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
+from matrix import but_slow
 from scripted import Chat
 from wire.rules import GEMINI_UNSIGNED
 from wire.servers import Refusal, Reply
@@ -77,6 +78,7 @@ def test_roles_alternate_behind_cuts_as_they_do_without_the_plugin(client: str, 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
 @pytest.mark.parametrize("client", EVERY)
+@pytest.mark.rows(2)
 def test_ten_turns_are_valid_inside_the_window_and_cached(client: str, stream: bool) -> None:
     with run(client, mixed(), stream=stream) as done:
         assert done.failed == []
@@ -146,6 +148,7 @@ def test_a_rate_limit_teaches_no_window(client: str) -> None:
     ],
     ids=lambda value: str(value) if isinstance(value, (str, int)) else "",
 )
+@pytest.mark.rows(3)
 def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: Scenario) -> None:
     with run(client, scenario, window=window) as done:
         assert done.failed == []
@@ -186,8 +189,9 @@ def test_a_signed_thought_that_holds_what_is_masked_is_told_of() -> None:
         assert ["signed thought" in note for note in notes] == [False, True]
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["whole", "sse"])
+@pytest.mark.parametrize("stream", [True, False], ids=["sse", "whole"])
 @pytest.mark.parametrize("client", NATIVE)
+@pytest.mark.rows(2)
 def test_a_refused_overflow_costs_the_user_no_turn(client: str, stream: bool) -> None:
     turns = [(asks(at), [answers(at)]) for at in range(9)]
     with run(client, Scenario(clerk, turns), window=20_000, limit=3_500, stream=stream) as done:
@@ -223,7 +227,7 @@ LARGE = {
 }
 
 
-@pytest.mark.parametrize("kind", LARGE)
+@pytest.mark.parametrize("kind", but_slow(LARGE, "bytes"))
 @pytest.mark.parametrize("client", NATIVE)
 def test_bytes_media_and_pages_stay_under_what_a_provider_takes(client: str, kind: str) -> None:
     turns = [(LARGE[kind](at), [calls(f"k{at}"), answers(at)]) for at in range(6)]
@@ -248,6 +252,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize(("client", "at"), [(client, at) for client in NATIVE for at in range(3)])
+@pytest.mark.rows(3)
 def test_a_refusal_for_bytes_media_or_pages_costs_no_turn(client: str, at: int) -> None:
     refusal, kind = REFUSED[client][at], "application/pdf" if at == 2 else "image/png"
     piece = (lambda seed: _pdf(seed, 3)) if at == 2 else (lambda seed: _png(seed, 2_000))

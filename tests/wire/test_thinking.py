@@ -65,6 +65,7 @@ def hold(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", [3, 17, 33, 52, 61, 78])
+@pytest.mark.rows(3)
 def test_calls_keep_their_thinking_behind_a_run_that_broke_off(seed: int) -> None:
     hold(seed)
 
