@@ -26,8 +26,8 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 27_500,
-    "code that a call can run": 22_060,
+    "code": 27_740,
+    "code that a call can run": 22_310,
     "homonyms": 0,
     "clauses%": 3.0,
     "vague": 216,

@@ -22,8 +22,6 @@ from scripted import Scripted, new_store
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
-SESSIONS = 60
-
 
 class Unseen(Scripted):
     """A model that keeps no copies of requests, which would take as long as packs."""
@@ -97,9 +95,13 @@ async def wake(plugins: Sequence[ContextPackPlugin], count: int, beat: Callable[
     await runner.close()
 
 
-@pytest.mark.parametrize("cancelled", [(), range(30, 40)], ids=["all", "some are cancelled"])
+@pytest.mark.parametrize(
+    ("count", "cancelled"),
+    [(20, ()), (20, range(8, 14)), pytest.param(60, (), marks=pytest.mark.slow)],
+    ids=["twenty", "some are cancelled", "sixty"],
+)
 def test_sessions_that_wake_together_leave_the_loop_to_others(
-    figure: Callable[[str, float], None], cancelled: Collection[int]
+    figure: Callable[[str, float], None], count: int, cancelled: Collection[int]
 ) -> None:
     plugin = Noting(policy=PackPolicy(max_input_tokens=3_000), store=new_store(), on_error="raise")
     plugin.beats, plugin.rounds, plugin.steps = [0], [], []
@@ -110,11 +112,11 @@ def test_sessions_that_wake_together_leave_the_loop_to_others(
         while plugin.rounds and leaving:
             tasks[leaving.pop()].cancel()
 
-    asyncio.run(wake([plugin], SESSIONS, beat))
+    asyncio.run(wake([plugin], count, beat))
     packs = max(Counter(plugin.rounds).values())
     if not cancelled:
         figure("packs_in_a_round", packs)
-    assert len(plugin.rounds) == SESSIONS - len(cancelled)
+    assert len(plugin.rounds) == count - len(cancelled)
     assert packs <= 5
     assert max(plugin.steps) < 15, "who waits for a turn sleeps until it comes"
 
