@@ -21,6 +21,7 @@ from aether_context import Manifest, PackPolicy, replay
 from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.errors import PolicyError
+from aether_context.store.replay import Replayer
 from aether_context.tokens.model_limits import bare_model_name, known_window, model_window
 
 
@@ -436,7 +437,7 @@ def test_what_is_set_is_hard(setting: Any, window: int, mark: str) -> None:
     assert (manifests[0].window, manifests[0].window_mark) == (window, mark)
     assert (manifests[1].window > window) == (mark == "default")
     assert (document(8_000) in chat.sent[1].text) == (mark == "default" or window > 200_000)
-    assert manifests[0].policy == PackPolicy(**(manifests[0].settings or {})).digest
+    assert Replayer(chat.store).policy(manifests[0]) == PackPolicy(max_input_tokens=setting)
     chat.replays()
 
 
