@@ -110,9 +110,9 @@ def test_an_item_that_was_cut_off_is_read_in_its_own_lines() -> None:
 
 def test_the_records_that_are_shown_are_those_of_their_own_list() -> None:
     rows = [[f"first {number}", "x" * 250, "y" * 240, number] for number in range(30)]
-    value = {"rows": rows, "other": [{"id": number, "of": {"size": 7 * number}} for number in range(30)]}
+    value = {"first": rows, "other": [{"id": number, "of": {"size": 7 * number}} for number in range(30)]}
     shown = json.loads(_shown(json.dumps(value))["result"])
-    assert shown["rows"][0][0] == "first 0"
+    assert shown["first"][0][0] == "first 0"
 
 
 def test_signs_tell_records_from_each_other() -> None:
