@@ -9,6 +9,7 @@ from aether_context.evidence import offload
 from aether_context.policy import OffloadSettings
 from aether_context.text.digest import digest
 from aether_context.text.json_lines import outlined
+from aether_context.text.shorten import shorten
 from aether_context.tokens import counter_for
 
 
@@ -119,6 +120,13 @@ def test_signs_tell_records_from_each_other() -> None:
     marks = [{"is_done": "✅" if number % 3 else "❌", "change": number % 2 or -1} for number in range(14)]
     records = _records(_shown(json.dumps([_product(number, **mark) for number, mark in enumerate(marks)])))
     assert [{name: record[name] for name in marks[0]} for record in records] == marks
+
+
+def test_a_list_with_all_its_records_and_fewer_fields_is_not_whole() -> None:
+    values = [{"id": at, "name": f"Lamp {at}", "of": {"kind": "x" * 60}, "page": f"x://y/{at}"} for at in range(40)]
+    extract = shorten(json.dumps(values), 1_100, counter=counter_for(""))
+    assert extract.text.count('"Lamp ') == 40
+    assert not extract.is_whole
 
 
 def test_of_very_many_fields_the_usual_ones_are_looked_at() -> None:
