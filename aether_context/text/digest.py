@@ -70,30 +70,24 @@ def digest(
     sizes = [len(line.text) for line in whole]
     if sum(size for size, line in zip(sizes, whole, strict=True) if _is_prose(line.text)) > _MOST_PROSE * sum(sizes):
         return None
-    around = counter.count("\n".join(line.text for line in (*whole[: parent + 1], *whole[end:]))[:_MOST_AROUND])
+    outside = (*whole[: parent + 1], *whole[end:])
+    around = counter.count("\n".join(line.text for line in outside)[:_MOST_AROUND])
     columns = _columns(items, query, counter)
     shown_columns = _with_room(columns, len(items), max_tokens - around)
     if len(shown_columns) < _LEAST_TOLD_APART:
         return None
-    names = _short_names([column.path for column in shown_columns])
-    cells = [
-        [(name, column.cells[at]) for name, column in zip(names, shown_columns, strict=True)]
+    named = dict(zip(_short_names([column.path for column in shown_columns]), shown_columns, strict=True))
+    rows = [
+        {name: column.cells[at] for name, column in named.items() if column.cells[at] is not None}
         for at in range(len(items))
     ]
-    rows = [{name: cell for name, cell in row if cell is not None} for row in cells]
     shift = parent + 1 + len(rows) - end
 
     def moved(at: int) -> int:
         return at + shift if at > parent else at
 
-    def of_whole(lines: Sequence[Line]) -> list[Line]:
-        return [line._replace(parent=moved(line.parent), end=moved(line.end)) for line in lines]
-
-    outline = [
-        *of_whole(whole[: parent + 1]),
-        *(Line(compact_json(row), parent) for row in rows),
-        *of_whole(whole[end:]),
-    ]
+    outline = [line._replace(parent=moved(line.parent), end=moved(line.end)) for line in outside]
+    outline[parent + 1 : parent + 1] = [Line(compact_json(row), parent) for row in rows]
     shown_paths = {column.path for column in shown_columns}
     left_out_fields = [column.path for column in columns if column.path not in shown_paths]
     return Digest(outline, [*range(parent + 1), *records, *range(end, len(whole) + 1)], left_out_fields)
