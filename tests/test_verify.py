@@ -118,6 +118,15 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
     assert f"number {rest[1].number} is missing" in verify(store).faults["shop/ada/s1"]
 
 
+def test_a_pack_that_is_deleted_while_old_ones_are_looked_for_is_not_looked_for(store: PackStore) -> None:
+    first, *_ = packs.chain(store, 3)
+    path, below = paths_of(store, first)[0], store.files.below
+    files = [file._replace(modified=0.0) if file.path == path else file for file in below(store.files.root)]
+    store.files.below = lambda path: files  # type: ignore[method-assign]
+    store.files.delete(path)
+    assert path in delete_older(store, 86_400, time.time())
+
+
 def test_a_segment_that_is_gone_is_missed_where_no_texts_are_recorded(store: PackStore) -> None:
     last = packs.chain(store, 3, PackPolicy(record="hashes"))[-1]
     store.files.delete(segment_path(store.place(last), last.segment))
