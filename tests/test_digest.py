@@ -7,6 +7,9 @@ import pytest
 
 from aether_context.evidence import offload
 from aether_context.policy import OffloadSettings
+from aether_context.text.digest import digest
+from aether_context.text.json_lines import outlined
+from aether_context.text.shorten import shorten
 from aether_context.tokens import counter_for
 
 
@@ -104,3 +107,32 @@ def test_an_item_that_was_cut_off_is_read_in_its_own_lines() -> None:
         shown = _shown(f"{item[:cut]} ...\n\n(too long: 60,000 characters are in /tmp/rows.json)")["result"]
         assert 'Row 0 costs 0 EUR "net"\nRow 1 costs' in shown
         assert "/tmp/rows.json" in shown
+
+
+def test_the_records_that_are_shown_are_those_of_their_own_list() -> None:
+    rows = [[f"first {number}", "x" * 250, "y" * 240, number] for number in range(30)]
+    value = {"first": rows, "other": [{"id": number, "of": {"size": 7 * number}} for number in range(30)]}
+    shown = json.loads(_shown(json.dumps(value))["result"])
+    assert shown["first"][0][0] == "first 0"
+
+
+def test_signs_tell_records_from_each_other() -> None:
+    marks = [{"is_done": "✅" if number % 3 else "❌", "change": number % 2 or -1} for number in range(14)]
+    records = _records(_shown(json.dumps([_product(number, **mark) for number, mark in enumerate(marks)])))
+    assert [{name: record[name] for name in marks[0]} for record in records] == marks
+
+
+def test_a_list_with_all_its_records_and_fewer_fields_is_not_whole() -> None:
+    values = [{"id": at, "name": f"Lamp {at}", "of": {"kind": "x" * 60}, "page": f"x://y/{at}"} for at in range(40)]
+    extract = shorten(json.dumps(values), 1_100, counter=counter_for(""))
+    assert extract.text.count('"Lamp ') == 40
+    assert not extract.is_whole
+
+
+def test_of_very_many_fields_the_usual_ones_are_looked_at() -> None:
+    value = [{f"k{field}": field + number for field in range(2_000)} for number in range(3)]
+    whole = outlined(value)
+    begins = [at for at, line in enumerate(whole) if line.text == "{"]
+    found = digest(value, whole, begins, max_tokens=800, counter=counter_for(""), query="")
+    assert found is not None
+    assert len(found.left_out_fields) < 1_000

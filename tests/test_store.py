@@ -99,6 +99,7 @@ def test_a_flipped_bit_of_a_pack_is_found_wherever_it_is(tmp_path):
 def test_the_published_schema_takes_a_manifest():
     jsonschema = pytest.importorskip("jsonschema")
     jsonschema.validate(json.loads(recording().manifest.to_json()), schema())
+    assert all(field.get("description") for field in schema()["properties"].values())
 
 
 def test_of_many_writers_each_pack_is_there_once_and_whole(place):

@@ -30,6 +30,7 @@ from aether_context.canonical import hash_json, readable_json
 from aether_context.errors import PackNotFound
 from aether_context.lab.cli import main
 from aether_context.store.files import File, Files
+from aether_context.store.pack_file import manifest_file, segment_path
 from aether_context.store.spool import Spool, SpooledFiles
 
 
@@ -115,6 +116,34 @@ def test_what_was_forgotten_for_its_age_is_not_missed(store: PackStore) -> None:
     rest = list(store.manifests())
     store.files.delete(paths_of(store, rest[1])[0])
     assert f"number {rest[1].number} is missing" in verify(store).faults["shop/ada/s1"]
+
+
+def test_a_pack_that_is_deleted_while_old_ones_are_looked_for_is_not_looked_for(store: PackStore) -> None:
+    first, *_ = packs.chain(store, 3)
+    path, below = paths_of(store, first)[0], store.files.below
+    files = [file._replace(modified=0.0) if file.path == path else file for file in below(store.files.root)]
+    store.files.below = lambda path: files  # type: ignore[method-assign]
+    store.files.delete(path)
+    assert path in delete_older(store, 86_400, time.time())
+
+
+def test_a_segment_that_is_gone_is_missed_where_no_texts_are_recorded(store: PackStore) -> None:
+    last = packs.chain(store, 3, PackPolicy(record="hashes"))[-1]
+    store.files.delete(segment_path(store.place(last), last.segment))
+    assert "segment 3 of" in str(verify(store).faults)
+
+
+@pytest.mark.parametrize("added", [{"rows": []}, {"setting": "forged"}, {"hidden_turns": 0}], ids=str)
+def test_what_is_added_to_a_manifest_is_found(store: PackStore, added: dict[str, object]) -> None:
+    manifest = packs.chain(store, 1)[0]
+    packs.rewrite(store, manifest, lambda data: manifest_file(json.loads(data) | added))
+    assert "the manifest is not as it was written" in str(verify(store).faults)
+
+
+def test_a_damaged_file_of_the_log_takes_nothing_from_another_of_its_number(store: PackStore) -> None:
+    last = packs.chain(store, 2)[-1]
+    store.files.create(segment_path(store.place(last), "000002-00000000.jsonl.gz"), b"damaged")
+    assert [*verify(store, replays=True).faults] == ["shop/ada/s1/log/000002-00000000.jsonl.gz"]
 
 
 def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,12 +16,16 @@ from click.testing import CliRunner
 from google.adk.events.event import Event
 from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
-from scripted import Chat, call
+from packs import recording
+from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy, PackStore, why
+from aether_context.canonical import canonical_json
 from aether_context.errors import PackNotFound
 from aether_context.lab.cli import main
 from aether_context.lab.reading import Answer, Comparison, Place, Span, read_view, session_packs
+from aether_context.lab.reading.sessions import read_back
+from aether_context.store.pack_file import gunzip_bytes, segment_of
 from aether_context.store.replay import Replayer
 
 PLANTED = {
@@ -306,6 +310,14 @@ def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
     assert last_line in details
     before = run("inspect", str(number - 1), "--session", "s1", "--store", url).output
     assert " summary " not in before
+
+
+def test_a_text_that_looks_like_a_content_is_not_read_for_one() -> None:
+    store, made = new_store(), recording()
+    text = canonical_json('{"parts": what read_artifact gave')
+    name, segment = segment_of(1, [*gunzip_bytes(made.segment).decode().split("\n"), text])
+    store.write(made.changed(segment=name)._replace(segment=segment))
+    assert read_back(store, store.manifests()) == {}
 
 
 def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path) -> None:

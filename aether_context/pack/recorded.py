@@ -22,7 +22,7 @@ def describe(schema: dict[str, JSON], kind: type) -> None:
 
     pydantic's own ``use_attribute_docstrings`` reads the source when a class is created, which takes 80 ms at import.
     """
-    for name, text in _descriptions(kind).items():
+    for name, text in (item for base in reversed(kind.__mro__) for item in _descriptions(base).items()):
         if name in schema["properties"]:
             schema["properties"][name]["description"] = text
 

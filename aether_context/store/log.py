@@ -45,17 +45,20 @@ class Log:
         return self
 
     def _fault(self, number: int) -> AetherContextError | None:
-        """Reads the segments with a number; why that cannot be."""
-        try:
-            for path in self._paths[number]:
+        """Reads the segments with a number, whatever another one is; why the last one cannot be read."""
+        subject = f"segment {number:,} of {self._folder}"
+        fault: AetherContextError | None = PackNotFound(f"{subject} is not there")
+        for path in self._paths.get(number, ()):
+            try:
                 texts = lines_of(self._files.read(path))
                 self._size += sum(map(len, texts.values()))
                 self.texts |= texts
-        except (KeyError, FileNotFoundError):
-            return PackNotFound(f"segment {number:,} of {self._folder} is not there")
-        except ManifestError as error:
-            return ManifestError(f"segment {number:,} of {self._folder} is not what was written: {error}")
-        return None
+                fault = None
+            except FileNotFoundError:  # it was deleted since
+                pass
+            except ManifestError as error:
+                fault = ManifestError(f"{subject} is not what was written: {error}")
+        return fault
 
     def text(self, name: str) -> str:
         """A text by its name, that one of the segments holds which were asked for last.

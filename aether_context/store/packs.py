@@ -265,10 +265,9 @@ class PackStore:
         from aether_context.store.manifest import Manifest
 
         data = self._data(f"{pack_path}/{pack_file.MANIFEST}")
-        fields = pack_file.fields_of(data)
-        if data != pack_file.manifest_file(fields):
+        manifest = Manifest.of(pack_file.fields_of(data), self.fill)
+        if data != manifest.to_json().encode():
             raise ManifestError("the manifest is not as it was written")
-        manifest = Manifest.of(fields, self.fill)
         manifest.verify()
         outcome = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
         if outcome is None:

@@ -153,9 +153,9 @@ class Replayer:
         return parse_json(self.log(manifest).text(name), TEXT_DIGITS) if name else {}
 
     def missing(self, manifest: Manifest) -> list[str]:
-        """The texts that a replay of a pack lacks."""
-        texts = self.log(manifest).texts
-        names = self.resolve(manifest).text_names() if manifest.texts else ()
+        """The texts that a replay of a pack lacks; errors as for `resolve`."""
+        resolved, texts = self.resolve(manifest), self.log(manifest).texts
+        names = resolved.text_names() if manifest.texts else ()
         return [name for name in (manifest.policy, *names) if name not in texts]
 
     def content(self, manifest: Manifest, digest: str) -> Content:

@@ -79,11 +79,11 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         aged = [*filter(is_old, of_session)]
         removed += [entry for entry in aged if entry.kind == "outcome" and entry.stem not in there]
         segments = {entry.file.path: int(entry.stem.partition("-")[0]) for entry in aged if entry.kind == "segment"}
-        last, needed = max(segments.values(), default=0), {pack.number for pack in stay}
+        last, needed = max(segments.values(), default=0), {-1, *(pack.number for pack in stay)}
         for start, stop in (limits for pack in stay for limits in pack.segments):
             needed.update(range(max(start, 0), min(stop, last + 1)))
         if len(stay) == len(packs) - len(old):  # else nobody knows what some need
-            removed += [entry for entry in aged if segments.get(entry.file.path, -1) not in {-1, *needed}]
+            removed += [entry for entry in aged if segments.get(entry.file.path, -1) not in needed]
         turns = [entry for entry in aged if entry.kind == "turns"]
         removed += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
@@ -93,7 +93,7 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
             for entry in turns:
                 scope, stop = entry.place.rsplit("/", 1)[-1], int(entry.stem.split("-")[2])
                 stops[scope] = max(stops.get(scope, 0), stop)
-            numbers = sorted(manifests[entry.stem].number for entry in old)
+            numbers = sorted(manifests[name].number for name in names & manifests.keys())
             forgotten.append((stay[0].session_key, Forgotten(numbers, stops)))
         named = {name.rsplit("/", 1)[-1] for pack in stay for name in (*pack.artifact_uris, *pack.saved, *pack.stored)}
         for entry in aged if not damaged else ():

@@ -6,8 +6,9 @@ a line that holds the hash of the data and the path before the data, and its pla
     {store}/waiting/{number}-{create or replace}-{hash of the path}.write
 
 Writes that the store refuses while it takes others are in ``refused``, behind all that waits, and in ``aside`` what is
-damaged, or finds another file in its place. A manifest waits for its segment of the log, so that it never names what
-is not there. A file in ``forgotten`` holds a folder: what was added for it before is not delivered any more.
+damaged, or finds another file in its place. A manifest waits for its own segment of the log; those of packs before it,
+which it names, too, may still be refused. A file in ``forgotten`` holds a folder: what was added for it before is not
+delivered any more.
 Nothing is locked: no name is given twice, and what two processes deliver at the same moment finds itself there.
 """
 

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from itertools import chain
 from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.text import Counts
-from aether_context.text.json_lines import LEAST_ROWS, LONGEST, Line, compact_json, is_id, is_name, is_number
+from aether_context.text.json_lines import LONGEST, Line, compact_json, is_id, is_name, is_number
 
 _LEAST_SHARE, _MOST_PROSE, _PROSE = 0.6, 0.5, 100
 """Of a text's lines, those of the list at least, and of its characters those in values of more than a hundred at most:
@@ -28,8 +27,9 @@ _OF_VALUES = frozenset({"content", "number", "plain_text", "string", "text", "va
 """Keys that say of what kind a value is, and the key before them what it is."""
 _RANDOM = re.compile(r"[0-9a-f-]{20,}|(?=\S*\d)(?=\S*[a-z])(?=\S*[A-Z])[\w+/=-]{20,}")
 """An id that was drawn at random, which no person types."""
-_MOST_CELLS, _COUNTED, _MOST_AROUND = 200_000, 50, 20_000
-"""Cells of all columns that are looked at, those of one that are counted, and characters beside the list that are."""
+_MOST_COLUMNS, _MOST_CELLS, _COUNTED, _MOST_AROUND = 1_000, 200_000, 50, 20_000
+"""Columns that are looked at, cells of all of them, those of one that are counted, and characters beside the list that
+are."""
 _NO_WORD = re.compile(r"\W+|_")
 
 
@@ -63,36 +63,31 @@ def digest(
         query: what is looked for: a field that it names, or whose values it names, comes before others.
     """
     parent = whole[records[0]].parent
-    end, items = whole[parent].end, next((items for items in _lists(value) if len(items) == len(records)), None)
-    if items is None or whole[parent].key == "rows" or end - parent < _LEAST_SHARE * len(whole):
+    end, items = whole[parent].end, _opened(value, whole, parent)
+    is_list = isinstance(items, list) and all(isinstance(item, dict) for item in items)
+    if not is_list or end - parent < _LEAST_SHARE * len(whole):
         return None
     sizes = [len(line.text) for line in whole]
     if sum(size for size, line in zip(sizes, whole, strict=True) if _is_prose(line.text)) > _MOST_PROSE * sum(sizes):
         return None
-    around = counter.count("\n".join(line.text for line in (*whole[: parent + 1], *whole[end:]))[:_MOST_AROUND])
+    outside = (*whole[: parent + 1], *whole[end:])
+    around = counter.count("\n".join(line.text for line in outside)[:_MOST_AROUND])
     columns = _columns(items, query, counter)
     shown_columns = _with_room(columns, len(items), max_tokens - around)
     if len(shown_columns) < _LEAST_TOLD_APART:
         return None
-    names = _short_names([column.path for column in shown_columns])
-    cells = [
-        [(name, column.cells[at]) for name, column in zip(names, shown_columns, strict=True)]
+    named = dict(zip(_short_names([column.path for column in shown_columns]), shown_columns, strict=True))
+    rows = [
+        {name: column.cells[at] for name, column in named.items() if column.cells[at] is not None}
         for at in range(len(items))
     ]
-    rows = [{name: cell for name, cell in row if cell is not None} for row in cells]
     shift = parent + 1 + len(rows) - end
 
     def moved(at: int) -> int:
         return at + shift if at > parent else at
 
-    def of_whole(lines: Sequence[Line]) -> list[Line]:
-        return [line._replace(parent=moved(line.parent), end=moved(line.end)) for line in lines]
-
-    outline = [
-        *of_whole(whole[: parent + 1]),
-        *(Line(compact_json(row), parent) for row in rows),
-        *of_whole(whole[end:]),
-    ]
+    outline = [line._replace(parent=moved(line.parent), end=moved(line.end)) for line in outside]
+    outline[parent + 1 : parent + 1] = [Line(compact_json(row), parent) for row in rows]
     shown_paths = {column.path for column in shown_columns}
     left_out_fields = [column.path for column in columns if column.path not in shown_paths]
     return Digest(outline, [*range(parent + 1), *records, *range(end, len(whole) + 1)], left_out_fields)
@@ -102,12 +97,12 @@ def _is_prose(text: str) -> bool:
     return len(text) > _PROSE and text[0] == '"' and " " in text[:_PROSE]
 
 
-def _lists(value: JSON, depth: int = 0) -> Iterator[Sequence[Mapping[str, JSON]]]:
-    """The lists of objects in a value that stand in no other list."""
-    if isinstance(value, list) and len(value) >= LEAST_ROWS and all(isinstance(item, dict) for item in value):
-        yield value
-    elif isinstance(value, dict) and depth < _DEEPEST:
-        yield from chain.from_iterable(_lists(item, depth + 1) for item in value.values())
+def _opened(value: JSON, whole: Sequence[Line], at: int) -> JSON:
+    """The part of a value that a line of its outline opens; None where it stands in a list or a table."""
+    if at == 0:
+        return value
+    outer = _opened(value, whole, whole[at].parent)
+    return outer.get(whole[at].key) if isinstance(outer, dict) else None
 
 
 def _cells(value: JSON, path: str = "", depth: int = 0) -> Iterator[tuple[str, JSON]]:
@@ -131,12 +126,14 @@ def _columns(items: Sequence[Mapping[str, JSON]], query: str, counter: Counts) -
         for path, scalar in _cells(item):
             by_path.setdefault(path, {}).setdefault(at, []).append(scalar)
     # Objects that have a key of their own each are no records of the same fields.
-    usual = sorted(by_path, key=lambda path: -len(by_path[path]))[: max(_LEAST_TOLD_APART, _MOST_CELLS // len(items))]
+    usual = sorted(by_path, key=lambda path: -len(by_path[path]))[: min(_MOST_COLUMNS, _MOST_CELLS // len(items))]
     query_words = {*_NO_WORD.split(query.casefold())} - {""}
     columns, known_columns = list[_Column](), set[tuple[str, ...]]()
     for path in filter({*usual}.__contains__, by_path):
         cells = [_cell(by_path[path].get(at, ())) for at in range(len(items))]
-        same = tuple(_NO_WORD.sub("", str(cell)).casefold() for cell in cells)
+        # What parts words says nothing, but a minus does, and a mark that has no word beside it.
+        words = (_NO_WORD.sub("", cell).casefold() if isinstance(cell, str) else "" for cell in cells)
+        same = tuple(word or str(cell) for word, cell in zip(words, cells, strict=True))
         if len({*same}) > 1 and same not in known_columns:
             known_columns.add(same)
             key = path.rpartition(".")[2]

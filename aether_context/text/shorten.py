@@ -179,8 +179,10 @@ def shorten(
         fields = () if table is None else table.left_out_fields
         left_out = chain(fields, (name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
+    # A digest is never whole: its records have fewer fields.
+    kept_lines = min(len(indices), total - (table is not None))
     return Excerpt(
-        text=shown_text, kept=len(indices), total=total, names=unshown, ends_early=view.ends_early, records=len(records)
+        text=shown_text, kept=kept_lines, total=total, names=unshown, ends_early=view.ends_early, records=len(records)
     )
 
 
