@@ -162,7 +162,7 @@ class Spool:
         """Tells whether data are a manifest's, whose segment is in a folder."""
         if not path.endswith(f"/{MANIFEST}"):
             return False
-        key = _key(segment_path(os.path.dirname(path), json.loads(data)["segment"]))
+        key = _key(segment_path(os.path.dirname(path), json.loads(data).get("segment", "")))
         return any(name.endswith(key) for name in self.listed(folder))
 
     def missing(self) -> int:
