@@ -19,7 +19,7 @@ _LEAST_SHARE, _MOST_PROSE, _PROSE = 0.6, 0.5, 100
 """Of a text's lines, those of the list at least, and of its characters those in values of more than a hundred at most:
 of prose any sentence may be asked for."""
 _DEEPEST, _LONGEST_CELL, _LONGEST_ROW = 5, 60, LONGEST - 20
-_FEWEST_COLUMNS, _LEAST_TOLD_APART = 4, 2
+_FEWEST_COLUMNS, _LEAST_TOLD_APART = 3, 2
 """So many columns there are whatever room there is, where rows are left out for it; and so many at least."""
 _KEYS_OF_FIELDS = ("key", "name", "field", "label")
 """What names a field that is an entry of a list, as in ``{"key": "colour", "value": "red"}``."""
