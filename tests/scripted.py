@@ -65,6 +65,7 @@ class Sent:
     tool_config: types.ToolConfig | None
     call: int = 0
     session: str = ""
+    run: str = ""
 
     @cached_property
     def contents(self) -> tuple[types.Content, ...]:
@@ -104,7 +105,7 @@ def is_reader(name: str, tool: object) -> bool:
     return name in ("read_artifact", "search_artifact") and type(tool).__module__.startswith("aether_context.")
 
 
-def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
+def sent(request: LlmRequest, agent: str = "", session: str = "", run: str = "") -> Sent:
     """A deep snapshot of a request."""
     config = request.config
     tools = list(config.tools or ()) if config is not None else []
@@ -115,6 +116,7 @@ def sent(request: LlmRequest, agent: str = "", session: str = "") -> Sent:
         model=request.model or "",
         agent=agent,
         session=session,
+        run=run,
         system=config.system_instruction if config is not None else None,
         pickled=pickle.dumps(tuple(request.contents), protocol=pickle.HIGHEST_PROTOCOL),
         faults=tuple(faults(request.contents)),
@@ -312,7 +314,7 @@ class Before(BasePlugin):
         if self.alter is not None:
             self.alter(callback_context, llm_request)
         session = _session(callback_context)
-        self.sent.append(sent(llm_request, callback_context.agent_name, session))
+        self.sent.append(sent(llm_request, callback_context.agent_name, session, callback_context.invocation_id))
         self.events |= _events(callback_context)
 
 
@@ -327,7 +329,7 @@ class After(BasePlugin):
 
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
         session = _session(callback_context)
-        self.sent.append(sent(llm_request, callback_context.agent_name, session))
+        self.sent.append(sent(llm_request, callback_context.agent_name, session, callback_context.invocation_id))
         if any(self.before.events.get(name, event) != event for name, event in _events(callback_context).items()):
             self.touched.append(f"call {len(self.sent)}: an event of the session changed")
 
@@ -431,8 +433,9 @@ class Chat:
         """
         assert self.after.touched == []
         assert len(self.raw) >= len(self.sent)
-        for session in {one.session for one in self.raw[self.checked :]}:
-            raws, lefts = ([one for one in sent if one.session == session] for sent in (self.raw, self.sent))
+        # Of runs beside each other the later one may be the first whose request is left.
+        for run in {(one.session, one.run) for one in self.raw[self.checked :]}:
+            raws, lefts = ([one for one in sent if (one.session, one.run) == run] for sent in (self.raw, self.sent))
             for raw, left in zip(raws, lefts, strict=False):
                 if not raw.faults:
                     assert left.faults == ()
