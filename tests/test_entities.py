@@ -252,3 +252,12 @@ def test_no_number_of_a_recap_stands_without_its_record(shape: Callable[[int], A
     with_numbers = [entity for entity in entities if re.search(r"\d{4}\.\d", entity)]
     assert with_numbers or shape is as_a_table
     assert [entity for entity in with_numbers if not re.search(r"\bO-\d", entity)] == []
+
+
+def test_the_latest_number_of_a_record_holds_wherever_it_stands_in_its_content() -> None:
+    first = answered("look_up", "c1", json.dumps({"id": "ORD-7", "total": 512.5}))
+    others = {f"item_{at}": f"SKU-{at}" for at in range(8)}
+    latest = answered("look_up", "c2", json.dumps({**others, "order": {"id": "ORD-7", "total": 634.5}}))
+    listed = table(first, latest)
+    assert "634.5" in listed
+    assert "512.5" not in listed

@@ -166,7 +166,7 @@ def record(
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
         candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
         setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
-        names = {content.digest: hash_text(content.wire) for content in request.contents if policy.redact}
+        names = {content.digest: _name_of(content.wire) for content in request.contents if policy.redact}
         masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
         texts |= {setting: setting_text}
         texts |= {names.get(content.digest, content.digest): content.wire for content in request.contents}
@@ -350,6 +350,10 @@ def _scope(*names: str) -> str:
 def _words(*names: str) -> tuple[str, ...]:
     """Names as they stand in a pack's id."""
     return tuple(re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names if name)
+
+
+_name_of = lru_cache(maxsize=20_000)(hash_text)
+"""The name of a content's text in the log. All live contents are named with each pack, and most stay as they are."""
 
 
 @lru_cache(maxsize=64)

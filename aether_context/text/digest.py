@@ -145,7 +145,7 @@ def _columns(items: Sequence[Mapping[str, JSON]], query: str, counter: Counts) -
 
 
 def _cell(scalars: Sequence[JSON]) -> JSON:
-    """What a table says of a record's field: its value, or several of them one after the other, and no long text."""
+    """What a digest says of a record's field: its value, or several of them one after the other, and no long text."""
     values = [scalar for scalar in dict.fromkeys(scalars) if scalar not in ("", None)]
     if len(values) == 1 and not isinstance(values[0], str):
         return values[0]

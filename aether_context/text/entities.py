@@ -102,15 +102,15 @@ def entity_table(
     """
     present_mentions = [mentions(content, subjects) for content, subjects in _with_subjects(present)]
     present_entities = {entity for ranked in present_mentions for entity, _ in ranked}
-    best: dict[str, Rank] = {}  # each entity with its strongest rank, the latest mentioned first
     removed = [mentions(content, subjects) for content, subjects in reversed([*_with_subjects(contents)])]
     tabled = [[(entity, rank) for entity in entities] for rank, entities in parse(earlier).items()]
     # Of each content some come first, so that the latest ones do not take all room from the others.
     in_turn = [*(ranked[:_FIRST_OF_EACH] for ranked in removed), *(ranked[_FIRST_OF_EACH:] for ranked in removed)]
+    best: dict[str, Rank] = {}  # each entity with its strongest rank, in the order in which they are listed
     for entity, rank in chain.from_iterable([*in_turn, *tabled]):
         best[entity] = min(best.get(entity, rank), rank, key=RANKS.index)
-    latest_first = [entity for ranked in reversed(present_mentions) for entity, _ in ranked]
-    unlisted = _outdated([*latest_first, *best, *chain.from_iterable(parse(known).values())]) | present_entities
+    latest_first = [entity for ranked in (*reversed(present_mentions), *removed, *tabled) for entity, _ in ranked]
+    unlisted = _outdated([*latest_first, *chain.from_iterable(parse(known).values())]) | present_entities
     tokens_left, address_tokens_left = max_tokens, int(ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []

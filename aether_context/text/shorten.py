@@ -62,7 +62,8 @@ def lines_view(text: str) -> View:
 _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
 _NOTE_TOKENS = 8.0
-_NAMES_SHARE, _TABLE_NAMES_SHARE, _TABLE_SHARE = 0.35, 0.1, 0.93
+_NAMES_SHARE, _DIGEST_NAMES, _DIGEST_SHARE = 0.35, 0.1, 0.93
+"""The share of an extract for names from other lines, the same beside a digest, and that of the digest's records."""
 _MOST_ODD, _MOST_HEADS = 60, 200
 
 
@@ -118,12 +119,12 @@ def shorten(
     else:
         view = text
         lines, places, total = view.lines, range(len(view.lines)), len(view.lines)
-    outline, records, table = view.outline, _records(view.outline), None
+    outline, records, shorter = view.outline, _records(view.outline), None
     if records:
-        room = int(_TABLE_SHARE * max_tokens)
-        table = digest(view.value, outline, records, max_tokens=room, counter=counter, query=query)
-    if table is not None:
-        outline, records = table.outline, _records(table.outline)
+        room = int(_DIGEST_SHARE * max_tokens)
+        shorter = digest(view.value, outline, records, max_tokens=room, counter=counter, query=query)
+    if shorter is not None:
+        outline, records = shorter.outline, _records(shorter.outline)
         lines = rendered(outline, range(len(outline))).split("\n")
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
@@ -148,23 +149,23 @@ def shorten(
         *((0.0, [places_of[number]]) for number in columns),
         (0.3, dense),
     ]
-    if records and (table is not None or len(numbers) < total):
+    if records and (shorter is not None or len(numbers) < total):
         # The first and the last one of many records say what they hold.
         shown_records = [places_of[number] for number in records if number in places_of]
         rankings[4:4] = [(0.0, [at]) for at in (*shown_records[:1], *shown_records[-1:])]
 
     def written(indices: set[int]) -> str:
         if outline:
-            return rendered(outline, {numbers[at] for at in indices}, table.places if table is not None else ())
+            return rendered(outline, {numbers[at] for at in indices}, shorter.places if shorter is not None else ())
         return _with_gaps(texts, [places[number] for number in numbers], total, indices)
 
     for_names = 0
     if names:
         all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
-        share = _NAMES_SHARE if table is None else _TABLE_NAMES_SHARE
+        share = _NAMES_SHARE if shorter is None else _DIGEST_NAMES
         for_names = min(int(share * max_tokens), counter.count(all_names) + 4)
     fitting = None
-    if table is not None and counter.count(all_rows := written(set(range(len(numbers))))) <= max_tokens:
+    if shorter is not None and counter.count(all_rows := written(set(range(len(numbers))))) <= max_tokens:
         fitting = all_rows, set(range(len(numbers)))
     fitting = fitting or _fitting(
         partial(_pick, cost, rankings), written, max_tokens=max_tokens - for_names, counter=counter
@@ -176,11 +177,11 @@ def shorten(
     unshown = ""
     if names:
         other_names = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
-        fields = () if table is None else table.left_out_fields
+        fields = () if shorter is None else shorter.left_out_fields
         left_out = chain(fields, (name for at in head_places for name in mentioned[at][-1:]), other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     # A digest is never whole: its records have fewer fields.
-    kept_lines = min(len(indices), total - (table is not None))
+    kept_lines = min(len(indices), total - (shorter is not None))
     return Excerpt(
         text=shown_text, kept=kept_lines, total=total, names=unshown, ends_early=view.ends_early, records=len(records)
     )
