@@ -128,7 +128,8 @@ def read_python(text: str) -> JSON:
     """The object or list that a text is in Python notation; None where it is neither."""
     if len(text) > _MOST_PYTHON or _ODD_ESCAPE.search(text):  # an odd escape makes Python warn
         return None
-    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+    # Python 3.11 raises a SystemError where two threads read at the same moment.
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError, SystemError):
         value = ast.literal_eval(text)
         return plain(value) if isinstance(value, (dict, list)) else None
     return None
