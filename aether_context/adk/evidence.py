@@ -72,8 +72,8 @@ _MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_MOST_SHOWN_TOKENS, _LEAST_SHOWN_TOKENS = 10_000_000, 100
-"""Of the extracts of all sessions that are remembered, about 40 MB, and what each counts at least: to make one takes
+_MOST_SHOWN_TOKENS, _LEAST_SHOWN_TOKENS = 2_000_000, 100
+"""Of the extracts of all sessions that are remembered, about 8 MB, and what each counts at least: to make one takes
 5 ms, and each call shows all of its session's."""
 
 _OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"
@@ -110,10 +110,10 @@ class Offloader:
         self._unshortened = policy.offload.tools_under(*UNSHORTENED)
         self._shown: LRUCache[object, StoredResult] = LRUCache(_MOST_SHOWN_TOKENS, _shown_tokens)
         self._showing = threading.Lock()
-        self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(20_000)
+        self._told: SharedLRU[object, tuple[str, int]] = SharedLRU(4_096)
         """Of results the hash of what the store keeps, and the size as JSON."""
-        self._media: SharedLRU[object, _Media] = SharedLRU(2_048)
-        self._summaries: SharedLRU[object, str] = SharedLRU(20_000)
+        self._media: SharedLRU[object, _Media] = SharedLRU(512)
+        self._summaries: SharedLRU[object, str] = SharedLRU(4_096)
         """Of a session's results the lines that answer a query."""
 
     async def _store_new_results(self, call: ModelCall) -> tuple[str, ...]:

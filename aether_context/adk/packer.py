@@ -34,7 +34,7 @@ from aether_context.packing import build_pack, turns_to_find
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
 from aether_context.store import pack_id
-from aether_context.store.masking import MaskedContents, masked_input
+from aether_context.store.masking import masked_input
 from aether_context.text.entities import read_mentions
 from aether_context.tokens import Pick, counter_for
 
@@ -52,7 +52,6 @@ class RequestPacker:
         self._policy_of = lru_cache(_MOST_POLICIES)(
             lambda agent, profile, level: self.policy.for_agent(agent, profile).economical(level)
         )
-        self._sent_contents = MaskedContents(to_send=True)
 
     def __deepcopy__(self, memo: object) -> RequestPacker:
         """Itself: the copy of an agent that has its methods as callbacks shares its packer, as ADK's own copies do."""
@@ -281,7 +280,7 @@ class RequestPacker:
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)
-                return build_pack(sent_input, policy, counter=pick.counter, cache=self._parts.cache)
+                return build_pack(sent_input, policy, counter=pick.counter, cache=state.cache)
 
             if pick.may_wait:
                 return await counted_in_time(pick.name, build_now)
@@ -346,8 +345,8 @@ class RequestPacker:
         state.last = PreviousCall(
             name, pack, call.policy, call.planned, counter, position, cutoff, prepared.summary_cost, prepared.length
         )
-        if source.request.first_call:
-            self._parts.states.bound()
+        state.measure(pack)
+        self._parts.states.bound()
         half = pack.allocation.budget // 2
         # A cut is near, whose call would wait until all are read.
         if pack.tokens.counted > half and not self._parts.recorder.fails:
@@ -363,7 +362,7 @@ class RequestPacker:
         if any(part.is_thought and part.is_signed and policy.mask(part.text) != part.text for part in parts):
             self._failures.warn_once(_SIGNED_THOUGHT)
             source = source._replace(problems=(*source.problems, _SIGNED_THOUGHT))
-        return masked_input(source, policy.mask, self._sent_contents)
+        return masked_input(source, policy.mask, to_send=True)
 
     async def _pack_plainly(
         self, context: CallbackContext, request: LlmRequest, state: AgentState, problem: str
@@ -376,7 +375,7 @@ class RequestPacker:
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
             call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
             gatherer = Gatherer(SessionRecords(), self._parts.waits, arm=self._parts.arm)
-            prepared = await gatherer.gather(call, AgentState(state.key))
+            prepared = await gatherer.gather(call, AgentState(state.key, state.cache))
             counter = counter_for("")
             pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
             return self._send(prepared._replace(counter=counter.name), pack, state)

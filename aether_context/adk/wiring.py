@@ -93,7 +93,7 @@ class PackerParts:
         self.asks_models = asks_models
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
-        self.states, self.waits, records = AgentStates(), Waits(), SessionRecords()
+        self.states, self.waits, records = AgentStates(TokenCache()), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
         self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None, arm)
@@ -106,7 +106,6 @@ class PackerParts:
         sees_own = partial(_sees_own, policy)
         self.readers = Readers(store, records, self._room, self._parts_sent, policy.redact, sees_own).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
-        self.cache = TokenCache()
         warm_up(policy.record != "off", policy.retrieval.recall)
 
     def _room(self, context: ToolContext) -> tuple[int, int]:

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Sequence
-from functools import lru_cache
 
 from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.orders import rule
-from aether_context.pack import Content, Part, Quote
+from aether_context.pack import Content, Part, Quote, with_content
 from aether_context.text import Counts
 from aether_context.text.decoding import decoded
 from aether_context.text.json_lines import read
@@ -35,8 +34,8 @@ def acts_of(contents: Sequence[Content], acting: Collection[str] = ()) -> list[s
         acting: tools that act, whatever they are called.
     """
     lines = (
-        _line(part.name, getattr(part, "agent", ""), call.part.text, part.text, is_acting=part.name in acting)
-        for results in pair_results(contents)
+        _line(content, part, call.part.text, part.name in acting)
+        for content, results in zip(contents, pair_results(contents), strict=True)
         for part, call in results
         if call is not None and not _is_silent(part)
     )
@@ -71,9 +70,11 @@ def _is_silent(part: Part | Quote) -> bool:
     return is_other or getattr(part, "is_instruction", False)
 
 
-@lru_cache(maxsize=20_000)
-def _line(tool: str, agent: str, arguments: str, response: str, *, is_acting: bool) -> str:
-    """The line of a call; empty where it is neither an act nor an error, and its result is long."""
+@with_content
+def _line(_: Content, part: Part | Quote, arguments: str, is_acting: bool) -> str:
+    """The line of a call, by a result in a content; empty where it is neither an act nor an error, and its result is
+    long."""
+    tool, agent, response = part.name, getattr(part, "agent", ""), part.text
     is_short = len(response) <= _SHORT
     result = _written(response, *((_SHORT, _SHORT) if is_short else (_LONGEST_RESULT, _LONGEST_TEXT)))
     if rule("fails").search(result):

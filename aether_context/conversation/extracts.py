@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
-from functools import lru_cache
 from typing import Any
 
 from aether_context.canonical import JSON, canonical_json, hash_text, replaced, strings
@@ -14,7 +13,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of, 
 from aether_context.conversation.normalization import PLACEHOLDER
 from aether_context.conversation.quotes import attributed, requoted
 from aether_context.conversation.turns import TRANSFER, is_human
-from aether_context.pack import Content, Part
+from aether_context.pack import Content, Part, with_content
 from aether_context.retrieval import telling_words
 from aether_context.text.decoding import said_once
 from aether_context.text.entities import SCHEME
@@ -259,7 +258,7 @@ def _shorten_object(value: JSON, max_tokens: int, query: str, counter: PackCount
         budget = max(1, min(budget - 1, budget * max_tokens // used))
 
 
-@lru_cache(maxsize=20_000)
+@with_content
 def placeholder(content: Content) -> Content:
     """A content with a placeholder for each longer text and response; calls, media and unknown parts stay."""
     parts = tuple(map(_blank, content.parts))

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from aether_context.conversation.turns import is_human, is_instruction
-from aether_context.pack import Content
+from aether_context.pack import Content, with_content
 from aether_context.text import Counts
 from aether_context.text.shorten import sentences
 
@@ -71,7 +71,7 @@ def standing_orders(earlier: Sequence[str], contents: Iterable[Content]) -> list
     orders, last_message = dict.fromkeys(earlier), tuple[tuple[str, bool], ...]()
     for content in contents:
         if is_human(content) and not is_instruction(content):
-            message = _sentences(content.text)
+            message = _sentences(content)
             for at, (sentence, is_order) in enumerate(message):
                 _apply(orders, sentence, is_order, (*last_message, *message[:at]))
             last_message = message
@@ -131,10 +131,10 @@ def requests_in(text: str) -> list[str]:
     return [*dict.fromkeys([*requests[0], *requests[1]])][:MOST_REQUESTS]
 
 
-@lru_cache(maxsize=2_048)
-def _sentences(text: str) -> tuple[tuple[str, bool], ...]:
+@with_content
+def _sentences(message: Content) -> tuple[tuple[str, bool], ...]:
     """The sentences of a message, and whether each is an order; without what it quotes."""
-    text = _WRAPPED.sub(" ", _QUOTED.sub("\n", text))
+    text = _WRAPPED.sub(" ", _QUOTED.sub("\n", message.text))
     if len(text) <= _MOST_SCANNED:
         return tuple(_judged_sentences(text))
     # A sentence of which a part alone is read says something else than the whole.

@@ -23,7 +23,7 @@ from aether_context.canonical import JSON, canonical_json
 from aether_context.conversation.extracts import placeholder
 from aether_context.conversation.strategy import Conversation, Decision
 from aether_context.conversation.turns import Unit, cut, units, unread_exchange
-from aether_context.pack import Content, ContentForm, Part, Reason, Tool
+from aether_context.pack import Content, ContentForm, Part, Reason, Tool, with_content
 from aether_context.policy import StablePrefixSettings
 
 BOUNDARY = "trimmed_up_to_message_index"
@@ -93,7 +93,7 @@ class StablePrefix:
         return Decision(forms, state=state, note=note, earlier=frozenset(at for at in forms if at < begin))
 
 
-@lru_cache(maxsize=50_000)
+@with_content
 def estimate(content: Content) -> int:
     """The estimate of one message, before the safety factor."""
     tokens = _MESSAGE + sum(map(_part_tokens, content.parts))

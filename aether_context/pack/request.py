@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass, fields
-from typing import Final, Literal, NamedTuple, TypeAlias
+from collections.abc import Callable, Hashable
+from dataclasses import dataclass, field, fields
+from functools import wraps
+from typing import Any, Final, Literal, NamedTuple, TypeAlias, TypeVar, TypeVarTuple
 
 from aether_context.canonical import fold, short
 
 __all__ = [
     "LEAST_WINDOW_READ", "RECALLED", "STEP_WORDS", "UNTIL", "AcceptanceItem", "Content", "Identity", "Part",
     "PartKind", "Quote", "Request", "Step", "Tool", "Validity", "content_name", "content_place", "recalled_id",
+    "with_content",
 ]  # fmt: skip
+
+_Arguments = TypeVarTuple("_Arguments")
+_Result = TypeVar("_Result")
 
 PartKind: TypeAlias = Literal["text", "thought", "call", "response", "media", "other"]
 
@@ -82,6 +88,8 @@ class Content:
     quotes: tuple[Quote, ...] = ()
     has_media: bool = False
     signed_thoughts: int = 0
+    derived: dict[Hashable, Any] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """Results of `with_content`, which live as long as the content."""
 
     def __hash__(self) -> int:
         return hash(self.digest)
@@ -99,6 +107,23 @@ class Content:
         if not self.agent:
             return self.text
         return "\n".join(quote.text for quote in self.quotes if quote.kind == "said")
+
+
+def with_content(derive: Callable[[Content, *_Arguments], _Result]) -> Callable[[Content, *_Arguments], _Result]:
+    """A function of a content, and of what can be hashed, that works once: the content keeps the result.
+
+    So nothing is known any more of contents that nobody holds, however many sessions a process has served.
+    """
+
+    @wraps(derive)
+    def once(content: Content, *arguments: *_Arguments) -> _Result:
+        key = (derive, *arguments)
+        if key not in content.derived:
+            content.derived[key] = derive(content, *arguments)
+        result: _Result = content.derived[key]
+        return result
+
+    return once
 
 
 def content_name(place: int, digest: str) -> str:

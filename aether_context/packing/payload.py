@@ -36,6 +36,7 @@ from aether_context.pack import (
     Tool,
     Validity,
     turn_place,
+    with_content,
 )
 from aether_context.packing.draft import Draft, item_place
 from aether_context.policy import PayloadSettings
@@ -335,13 +336,13 @@ TOOL = "tool:"
 """What the name of a tool whose proof is missing begins with."""
 
 
-@lru_cache(maxsize=8_192)
+@with_content
 def addresses_of(content: Content) -> frozenset[str]:
     """The addresses of artifacts in a message: in texts, calls and responses."""
     return frozenset(uri for part in content.parts for uri in artifact_uris(part.text))
 
 
-@lru_cache(maxsize=8_192)
+@with_content
 def proofs_of(content: Content) -> frozenset[str]:
     """The addresses in calls and responses: what was only talked about proves nothing."""
     return frozenset(uri for part in (*content.calls, *content.responses) for uri in artifact_uris(part.text))
@@ -388,7 +389,6 @@ def _words(text: str) -> frozenset[str]:
     return frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
 
 
-@lru_cache(maxsize=8_192)
 def offloaded_to(content: Content) -> str:
     """The address of all of a tool's result, where an extract came in its place; empty where none did."""
     responses = (part.text.partition(_OFFLOADED) for part in content.responses if part.name not in (READ, SEARCH))

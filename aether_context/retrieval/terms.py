@@ -117,7 +117,7 @@ class _Hashes(dict[str, bytes]):
 _hashes = _Hashes()
 
 
-@lru_cache(maxsize=50_000)
+@lru_cache(maxsize=20_000)
 def hash_of(term: str) -> bytes:
     """The hash of a term in an index: 32 bits, the lowest first."""
     return hashlib.blake2b(term.encode("utf-8", "surrogatepass"), digest_size=8).digest()[:4]
@@ -219,7 +219,7 @@ def _of_name(name: str) -> tuple[str, ...]:
     return tuple(result)
 
 
-@lru_cache(maxsize=100_000)
+@lru_cache(maxsize=20_000)
 def _stem(word: str) -> str:
     """The stem of a lower-case word, by the language that its script tells; the word itself where none does."""
     if word.isascii() and word.isdigit():

@@ -11,22 +11,33 @@ import json
 import operator
 from collections.abc import Callable, Mapping
 from dataclasses import fields, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 from cachetools import LRUCache
 
 from aether_context.canonical import JSON, canonical_json, hash_text, short
 from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.quotes import attributed
-from aether_context.pack import AcceptanceItem, Anchor, Candidate, Content, Epoch, Pack, PackInput, Part, Step, Tool
+from aether_context.pack import (
+    NOTHING,
+    AcceptanceItem,
+    Anchor,
+    Candidate,
+    Content,
+    Epoch,
+    Pack,
+    PackInput,
+    Part,
+    Step,
+    Tool,
+)
 from aether_context.packing import build_pack, payload
 from aether_context.packing.selection import render_line
 from aether_context.policy import PackPolicy
 from aether_context.redaction import Masker
 from aether_context.tokens import counter_for
-from aether_context.tokens.counters import SharedLRU
 
-_MOST_CONTENTS, _MOST_LAST = 20_000, 512
+_MOST_LAST = 512
 _MASKED_INPUTS = ("step", "invalid_reason", "candidates", "instructions", "problems")
 _FIELDS = {"function_call": "args", "function_response": "response"}
 UNMASKED: Mapping[type, frozenset[str]] = {
@@ -43,37 +54,43 @@ request, and a call in other words is not what the model has signed."""
 OTHERWISE = "what is recorded is masked, and was packed otherwise than what was sent"
 
 
+class _Last(NamedTuple):
+    """The epoch after a pack, and after its masked form, with the counts of that."""
+
+    epoch: Epoch = Epoch(number=0)
+    masked_epoch: Epoch = Epoch(number=0)
+    counts: Mapping[str, int] = NOTHING
+
+
 class MaskedPacks:
     """The masked forms of packs that follow each other. For one thread."""
 
     def __init__(self) -> None:
-        self._contents = MaskedContents()
-        self._last: LRUCache[str, tuple[Pack, Pack]] = LRUCache(_MOST_LAST)
-        """Packs by their ids, with their masked forms."""
+        self._last: LRUCache[str, _Last] = LRUCache(_MOST_LAST)
+        """By the ids of packs."""
 
     def of(self, pack: Pack, policy: PackPolicy, name: str) -> Pack:
         """The masked form of a pack with the id ``name``; itself where nothing in it is masked."""
         if not policy.redact:
             return pack
-        last = self._last.pop(pack.source.previous.pack_id, None)
+        last = self._last.pop(pack.source.previous.pack_id, _Last())
         form = self._form(pack, policy, last)
         if form is not pack:
             forms = [{row.id: row.form for row in version.rows} for version in (form, pack)]
             problems = form.verdict.problems if forms[0] == forms[1] else (*form.verdict.problems, OTHERWISE)
             tokens, verdict = form.tokens._replace(method=pack.tokens.method), form.verdict._replace(problems=problems)
             form = form._replace(prefix=pack.prefix, tokens=tokens, verdict=verdict)
-        self._last[name] = pack, form
+        self._last[name] = _Last(pack.epoch, form.epoch, form.to_store.counts)
         return form
 
-    def _form(self, pack: Pack, policy: PackPolicy, last: tuple[Pack, Pack] | None) -> Pack:
+    def _form(self, pack: Pack, policy: PackPolicy, last: _Last) -> Pack:
         mask, source = policy.mask, pack.source
         # A summary that this pack replaces and its masked form keeps counts as it did.
-        counts = dict(last[1].to_store.counts) if last is not None else {}
+        counts = {**last.counts}
         counts |= {short(outcome.hash, 16): outcome.tokens for outcome in pack.rows} | dict(pack.to_store.counts)
-        epochs = None if last is None else (last[0].epoch, last[1].epoch)
-        masked_source = masked_input(source, mask, self._contents)
+        masked_source = masked_input(source, mask)
         if not policy.redact_prompt:
-            masked_source = masked_source._replace(epoch=_epoch(source.epoch, epochs))
+            masked_source = masked_source._replace(epoch=_epoch(source.epoch, last))
         if masked_source == source:
             return pack
         # What is masked counts what it stands for.
@@ -86,7 +103,7 @@ class MaskedPacks:
             if (tokens := counts.get(_key(whole))) is not None:
                 counts[_key(masked)] = tokens
         for sent_item in (item for item in pack.contents if item.form != "whole"):
-            counts[_key(self._contents.of(sent_item.content, mask).wire)] = sent_item.tokens
+            counts[_key(masked_content(sent_item.content, mask).wire)] = sent_item.tokens
         masked_source = masked_source._replace(previous=masked_source.previous._replace(sent=None))
         counter = counter_for(source.request.model)
 
@@ -98,47 +115,41 @@ class MaskedPacks:
         return build(masked_source)
 
 
-class MaskedContents:
-    """Contents with their texts masked, and the hashes of what they were. Those that were masked are looked up.
+def masked_content(content: Content, mask: Masker, *, to_send: bool = False) -> Content:
+    """A content, or a masked one, with its texts masked and the hash of what it was; itself where nothing is masked.
 
     Args:
-        to_send: whether they are for a model. A thought that it signed then stays as it is, since the model may
-            refuse it in other words, and what else is signed is sent as nobody's (`UNSIGNED`).
+        to_send: whether it is for a model. A thought that it signed then stays as it is, since the model may refuse it
+            in other words, and what else is signed is sent as nobody's (`UNSIGNED`).
     """
-
-    def __init__(self, *, to_send: bool = False) -> None:
-        self.to_send = to_send
-        self._known: SharedLRU[tuple[str, str, str], Content] = SharedLRU(_MOST_CONTENTS)
-
-    def of(self, content: Content, mask: Masker) -> Content:
-        """The masked form of a content, or of a masked one; itself where nothing is masked in it."""
-        key = (mask.name, content.digest, content.agent)
-        masked = self._known.get(key)
-        if masked is None:
-            form = content_of_parts(content.role, [self._masked(part, mask) for part in content.parts])
-            masked = replace(attributed(form) if content.agent else form, digest=content.digest)
-            self._known.put(key, masked)
-        return content if masked.wire == content.wire else masked
-
-    def _masked(self, part: Part, mask: Masker) -> Part:
-        if self.to_send and part.is_thought and part.is_signed:
-            return part
-        masked = masked_part(json.loads(part.wire), mask)
-        if self.to_send and part.is_signed and canonical_json(masked) != part.wire:
-            masked["thought_signature"] = UNSIGNED
-        media = {name: getattr(part, name) for name in ("size_bytes", "media_tokens", "media_count", "pages")}
-        return part_of(masked, **media)
+    key = (masked_content, mask.name, to_send)
+    if key not in content.derived:
+        form = content_of_parts(content.role, [_masked_part(part, mask, to_send) for part in content.parts])
+        masked = replace(attributed(form) if content.agent else form, digest=content.digest)
+        content.derived[key] = masked if masked.wire != content.wire else None
+        masked.derived[key] = None
+    return content.derived[key] or content
 
 
-def masked_input(source: PackInput, mask: Masker, contents: MaskedContents) -> PackInput:
-    """The input of a pack with its texts masked, but for what a model wrote, and for its epoch."""
+def _masked_part(part: Part, mask: Masker, to_send: bool) -> Part:
+    if to_send and part.is_thought and part.is_signed:
+        return part
+    masked = masked_part(json.loads(part.wire), mask)
+    if to_send and part.is_signed and canonical_json(masked) != part.wire:
+        masked["thought_signature"] = UNSIGNED
+    media = {name: getattr(part, name) for name in ("size_bytes", "media_tokens", "media_count", "pages")}
+    return part_of(masked, **media)
+
+
+def masked_input(source: PackInput, mask: Masker, *, to_send: bool = False) -> PackInput:
+    """The input of a pack with its texts masked as by `masked_content`, but for what a model wrote, and its epoch."""
     request = source.request
     return source._replace(
         request=request._replace(
             system=mask(request.system),
-            tools=tuple(_tool(tool, mask, contents) for tool in request.tools),
+            tools=tuple(_tool(tool, mask, to_send) for tool in request.tools),
             other_tools=tuple(canonical_json(mask.json(json.loads(wire))) for wire in request.other_tools),
-            contents=tuple(contents.of(content, mask) for content in request.contents),
+            contents=tuple(masked_content(content, mask, to_send=to_send) for content in request.contents),
         ),
         **{name: _masked(getattr(source, name), mask) for name in _MASKED_INPUTS},
         host=source.host._replace(anchors=_masked(source.host.anchors, mask)),
@@ -176,9 +187,9 @@ def masked_part(value: Mapping[str, Any], mask: Masker) -> dict[str, JSON]:
     return masked
 
 
-def _tool(tool: Tool, mask: Masker, contents: MaskedContents) -> Tool:
+def _tool(tool: Tool, mask: Masker, to_send: bool) -> Tool:
     wire = canonical_json(mask.json(json.loads(tool.wire)))
-    name = tool.name if contents.to_send else _tool_name(tool.name, mask)  # a model calls a tool by its own name
+    name = tool.name if to_send else _tool_name(tool.name, mask)  # a model calls a tool by its own name
     if (wire, name) == (tool.wire, tool.name):
         return tool
     return replace(tool, wire=wire, name=name, signature=mask(tool.signature))
@@ -193,16 +204,16 @@ def _key(text: str) -> str:
     return short(hash_text(text), 16)
 
 
-def _epoch(epoch: Epoch, last: tuple[Epoch, Epoch] | None) -> Epoch:
+def _epoch(epoch: Epoch, last: _Last) -> Epoch:
     """An epoch with masked texts: those that the masked form of the pack before made.
 
     To mask a text that was put together does not do, since a piece of a secret may stand in it. So what nothing is
     known of, like what an earlier process made, is left out.
 
     Args:
-        last: the epoch after the pack before, and after its masked form.
+        last: the pack before.
     """
-    original, masked_epoch = last or (Epoch(number=0), Epoch(number=0))
+    original, masked_epoch, _ = last
     texts = {(message.of, message.invocation): message.text for message in original.payloads}
     masked = {(message.of, message.invocation): message for message in masked_epoch.payloads}
     payloads = []

@@ -32,6 +32,7 @@ from aether_context.pack import (
     Step,
     Tool,
     values_of,
+    with_content,
 )
 from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
@@ -68,6 +69,11 @@ class Tip(NamedTuple):
     counts: Mapping[str, int] = NOTHING
     epoch: Epoch | None = None
     host: str = ""
+
+    @property
+    def size(self) -> int:
+        """The number of names that it holds, its own among them."""
+        return 1 + len(self.texts) + len(self.log) + len(self.rows) + len(self.counts)
 
 
 class Recording(NamedTuple):
@@ -166,7 +172,7 @@ def record(
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
         candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
         setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
-        names = {content.digest: _name_of(content.wire) for content in request.contents if policy.redact}
+        names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
         masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
         texts |= {setting: setting_text}
         texts |= {names.get(content.digest, content.digest): content.wire for content in request.contents}
@@ -352,8 +358,10 @@ def _words(*names: str) -> tuple[str, ...]:
     return tuple(re.sub(r"[^A-Za-z0-9-]+", "-", name)[:24].strip("-") or "x" for name in names if name)
 
 
-_name_of = lru_cache(maxsize=20_000)(hash_text)
-"""The name of a content's text in the log. All live contents are named with each pack, and most stay as they are."""
+@with_content
+def _name_of(content: Content) -> str:
+    """The name of a content's text in the log."""
+    return hash_text(content.wire)
 
 
 @lru_cache(maxsize=64)

@@ -23,7 +23,7 @@ from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.canonical import JSON
-from aether_context.pack import Content
+from aether_context.pack import Content, with_content
 from aether_context.text import Counts
 from aether_context.text.json_lines import NUMBER, is_id, is_label, is_number, leaves, read
 from aether_context.text.pairing import pair_results
@@ -191,7 +191,7 @@ def _with_subjects(contents: Sequence[Content]) -> Iterator[tuple[Content, tuple
         yield content, tuple(_subject(call.part.text) if call is not None else "" for call in calls)
 
 
-@lru_cache(maxsize=20_000)
+@lru_cache(maxsize=512)
 def _subject(arguments: str) -> str:
     """The record that a call's arguments name; empty where they name none or several."""
     labels = {
@@ -275,7 +275,7 @@ def read_mentions(contents: Sequence[Content]) -> None:
         mentions(content, subjects)
 
 
-@lru_cache(maxsize=20_000)  # the first cut of a long session needs all of them twice
+@with_content
 def mentions(content: Content, subjects: tuple[str, ...] = ()) -> tuple[tuple[str, Rank], ...]:
     """The entities that a content mentions, in the order of their first mention, each with its strongest rank.
 

@@ -62,12 +62,16 @@ def shared_length(before: tuple[Any, ...], after: tuple[Any, ...]) -> int:
 
 
 class TokenCache:
-    """Counts and shortened contents by digest, and what was derived of conversations. Safe to share between threads."""
+    """Counts and shortened contents by digest, and what was derived of conversations. Safe to share between threads.
 
-    def __init__(self) -> None:
-        self.counts: SharedLRU[str, int] = SharedLRU(50_000)
-        self.contents: SharedLRU[str, Content] = SharedLRU(500)
-        self.columns: SharedLRU[Hashable, DerivedColumns] = SharedLRU(256)
+    Args:
+        shared: one whose counts and contents it shares, so that it holds only what is derived of conversations.
+    """
+
+    def __init__(self, shared: TokenCache | None = None) -> None:
+        self.counts: SharedLRU[str, int] = shared.counts if shared else SharedLRU(20_000)
+        self.contents: SharedLRU[str, Content] = shared.contents if shared else SharedLRU(500)
+        self.columns: SharedLRU[Hashable, DerivedColumns] = SharedLRU(16)
 
 
 class PackCounter:

@@ -44,11 +44,17 @@ class TokenCounter(Protocol):
 
 
 class SharedLRU(Generic[_Key, _Value]):
-    """A bounded cache that threads may share; the least recently used entry is forgotten first."""
+    """A bounded cache that threads may share; the least recently used entries are forgotten first.
 
-    def __init__(self, size: int) -> None:
+    Args:
+        size: the most that all values weigh together.
+        weigh: the weight of a value that is put there; by default each weighs 1.
+    """
+
+    def __init__(self, size: int, weigh: Callable[[_Value], int] = lambda _: 1) -> None:
         self._entries: OrderedDict[_Key, _Value] = OrderedDict()
-        self._size = size
+        self._size, self._weigh = size, weigh
+        self._weight = 0
         self._lock = threading.RLock()
 
     def get(self, key: _Key) -> _Value | None:
@@ -60,10 +66,11 @@ class SharedLRU(Generic[_Key, _Value]):
 
     def put(self, key: _Key, value: _Value) -> None:
         with self._lock:
+            self.pop(key)
             self._entries[key] = value
-            self._entries.move_to_end(key)
-            if len(self._entries) > self._size:
-                self._entries.popitem(last=False)
+            self._weight += self._weigh(value)
+            while self._weight > self._size and len(self._entries) > 1:
+                self.pop(next(iter(self._entries)))
 
     def get_or_put(self, key: _Key, make: Callable[[_Key], _Value]) -> _Value:
         """The value of a key, which is made where there is none."""
@@ -81,7 +88,9 @@ class SharedLRU(Generic[_Key, _Value]):
 
     def pop(self, key: _Key) -> _Value | None:
         with self._lock:
-            return self._entries.pop(key, None)
+            value = self._entries.pop(key, None)
+            self._weight -= self._weigh(value) if value is not None else 0
+            return value
 
 
 def _key(text: str) -> str | bytes:
@@ -106,7 +115,7 @@ class EstimateCounter:
     """
 
     def __init__(
-        self, family: str, tables: tuple[str, ...], *, accuracy: Accuracy, percent: int = 100, max_texts: int = 8_192
+        self, family: str, tables: tuple[str, ...], *, accuracy: Accuracy, percent: int = 100, max_texts: int = 2_048
     ) -> None:
         self.family = family
         self.accuracy: Accuracy = accuracy

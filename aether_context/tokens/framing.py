@@ -169,7 +169,6 @@ def _with_written_runs(text: str) -> str:
     return _RUN.sub(lambda run: canonical_json(run[0])[1:-1], text)
 
 
-@functools.lru_cache(maxsize=8_192)
 def argument_count(arguments: str) -> int:
     """The number of a call's arguments, from their JSON."""
     value = json.loads(arguments)

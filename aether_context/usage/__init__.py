@@ -298,6 +298,18 @@ class _Open:
     counted: CallUsage | None = None
 
 
+class _Counted(NamedTuple):
+    """What a ledger keeps of a call: its input beside the ``estimate``, which is None where either is not known."""
+
+    input_tokens: int
+    estimate: int | None
+    output_tokens: int
+
+    @classmethod
+    def of(cls, call: CallUsage) -> _Counted:
+        return cls(call.input_tokens, None if call.input_estimated else call.estimate, call.output_tokens)
+
+
 class TokenLedger:
     """The usage of one session. Memory is bounded: accounts of old invocations are forgotten, the session's is not.
 
@@ -306,10 +318,10 @@ class TokenLedger:
 
     def __init__(self) -> None:
         # Of each scope, the accounts that were not used for longest are forgotten first.
-        sizes: dict[Scope, int] = {"session": 1, "invocation": 64, "agent": 1_024}
+        sizes: dict[Scope, int] = {"session": 1, "invocation": 16, "agent": 1_024}
         self._spent: dict[Scope, LRUCache[str, Totals]] = {scope: LRUCache(size) for scope, size in sizes.items()}
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
-        self._latest: deque[CallUsage] = deque(maxlen=256)
+        self._latest: deque[_Counted] = deque(maxlen=256)
 
     def estimate(self, input_tokens: int, *, output_limit: int | None = None) -> CallUsage:
         """The expected usage of a call, without its cost: without an ``output_limit`` the session's p90 of output, 0
@@ -379,13 +391,13 @@ class TokenLedger:
                 call = replace(call, input_tokens=counted.input_tokens)
             earlier_totals = Totals.of(counted)
             with suppress(ValueError):
-                self._latest.remove(counted)
+                self._latest.remove(_Counted.of(counted))
         if opened is not None:
             opened.counted, opened.planned = call, None
         change = Totals._make(map(operator.sub, Totals.of(call), earlier_totals))
         for scope, name in _names(invocation, agent):
             self._spent[scope][name] = self._totals(scope, name).plus(change)
-        self._latest.append(call)
+        self._latest.append(_Counted.of(call))
 
     def counted(self, *, invocation: str, agent: str, branch: str = "") -> CallUsage | None:
         """The tracked usage of the call that began last; None before its first report."""
@@ -423,8 +435,7 @@ class TokenLedger:
 
     def report(self, limits: LimitSettings) -> LedgerReport:
         """All accounts; invocations from the oldest to the newest, agents by name."""
-        calls = (call for call in self._latest if not call.input_estimated)
-        pairs = [(call.estimate, call.input_tokens) for call in calls if call.estimate is not None]
+        pairs = [(call.estimate, call.input_tokens) for call in self._latest if call.estimate is not None]
         return LedgerReport(
             session=self.budget("session", "", limits),
             invocations=tuple(self.budget("invocation", name, limits) for name in self._spent["invocation"]),

@@ -19,13 +19,17 @@ from aether_context.adk.call import AgentKey, Contents, PreviousCall
 from aether_context.adk.request.history import AgentHistory
 from aether_context.adk.request.reader import Reader, key_of, usual_fields
 from aether_context.adk.second_try import FirstTry
-from aether_context.pack import Content
+from aether_context.pack import Content, Pack
+from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.counters import SharedLRU
 
 _DEEPEST = 100
 _MOST_AGENTS = 512
-_MOST_CONTENTS = 200_000
-"""Of all agents together. A content takes about 1,300 bytes, and its text."""
+_MOST_BYTES = 24_000_000
+"""Of all agents together."""
+_CONTENT_BYTES, _ROW_BYTES, _TOKEN_BYTES = 3_500, 500, 12
+"""Bytes, about, of a content that is sent, of one that an agent's history names, and of a token that is sent: its text
+stands three times beside the host's."""
 _Snapshot: TypeAlias = list[Any] | tuple[object, ...]
 """The fields of a content, its own containers apart from ADK's; a key where they hold what cannot be compared."""
 
@@ -132,42 +136,59 @@ class CallContents(dict[int, Content]):
 
 @dataclass(slots=True, eq=False)
 class AgentState:
-    """The state of one agent in one session and branch. ``archived_end`` is the first content of its history that
-    was not queued for the store; ``growth`` by how much its session grows, as the named invocation found it."""
+    """The state of one agent in one session and branch.
+
+    ``cache`` holds what packs derived of its conversation. ``archived_end`` is the first content of its history that
+    was not queued for the store; ``growth`` by how much its session grows, as the named invocation found it. ``size``
+    are the bytes that it takes, about.
+    """
 
     key: AgentKey
+    cache: TokenCache
     last: PreviousCall | None = None
     first_try: FirstTry | None = None
     history: AgentHistory | None = None
     contents: AgentContents = field(default_factory=AgentContents)
     archived_end: int = 0
     growth: tuple[str, int | None] = ("", None)
+    size: int = 0
 
-    @property
-    def size(self) -> int:
-        """Contents that it holds."""
-        return max(len(self.contents.entries), len(self.history.rows) if self.history is not None else 0)
+    def measure(self, pack: Pack) -> None:
+        """Takes the state's size after a pack."""
+        rows = self.history.rows if self.history is not None else ()
+        contents = len(pack.source.request.contents)
+        self.size = _TOKEN_BYTES * pack.tokens.counted + _CONTENT_BYTES * contents + _ROW_BYTES * len(rows)
 
 
 class AgentStates:
-    """The states of the agents that were at work last. Safe to share between threads."""
+    """The states of the agents that were at work last. Safe to share between threads.
 
-    def __init__(self) -> None:
+    Args:
+        cache: the counts of all of them.
+    """
+
+    def __init__(self, cache: TokenCache) -> None:
         self._states: SharedLRU[AgentKey, AgentState] = SharedLRU(_MOST_AGENTS)
+        self._cache = cache
 
     def of(self, key: AgentKey) -> AgentState:
         """The state of an agent, which is the same object from call to call while it is kept."""
-        return self._states.get_or_put(key, AgentState)
+        return self._states.get_or_put(key, lambda key: AgentState(key, TokenCache(self._cache)))
 
     def bound(self) -> None:
-        """Lets the agents that were at work longest ago forget their contents while all have too many together."""
+        """Forgets the agents that were at work longest ago while all take too much together. They go on as after a
+        restart; one whose model has yet to answer keeps the pack that it answers."""
         states = self._states.values()
-        excess = sum(state.size for state in states) - _MOST_CONTENTS
+        excess = sum(state.size for state in states) - _MOST_BYTES
         for state in states[:-1]:
             if excess <= 0:
                 return
             excess -= state.size
-            state.history, state.contents = None, AgentContents()
+            if state.first_try is None:
+                self._states.pop(state.key)
+            else:
+                state.history, state.contents, state.cache = None, AgentContents(), TokenCache(self._cache)
+                state.size = 0
 
 
 class _Number:

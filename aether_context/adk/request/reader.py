@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from hashlib import blake2b
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.events.event import Event
 from google.adk.models.llm_request import LlmRequest
@@ -32,9 +32,14 @@ from aether_context.tokens.model_limits import calls_functions
 
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
+_MOST_READ, _LEAST_READ = 4_000_000, 500
+"""Characters of the contents that are remembered, about 20 MB, and what each counts at least."""
 _ONLY_TEXT, _ONLY_CALL, _ONLY_RESPONSE = {"text"}, {"function_call"}, {"function_response"}
 _NONE = types.FunctionCallingConfigMode.NONE
 _RESTRICTED = frozenset({_NONE, types.FunctionCallingConfigMode.ANY})
+
+
+_Read: TypeAlias = tuple[Content, types.Content | None]
 
 
 class Reader:
@@ -44,10 +49,10 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, tuple[Content, types.Content | None]] = SharedLRU(20_000)
+        self._contents: SharedLRU[object, _Read] = SharedLRU(_MOST_READ, lambda read: _LEAST_READ + len(read[0].wire))
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
-    def freeze(self, content: types.Content, model: str) -> tuple[Content, types.Content | None]:
+    def freeze(self, content: types.Content, model: str) -> _Read:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media; and what is sent of
         it with escapes in the place of what nobody sees, None where it hides nothing."""
         key = (model, key_of(content))

@@ -54,6 +54,8 @@ _MANY_WAITING = 64
 """So many wait for a store that is slower than the run: from there on it is spared."""
 _MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
+_MOST_NAMES = 100_000
+"""Of rows, counts and texts in the ends of all chains, of about 100 bytes each."""
 _MOST_MANIFEST_BYTES = 2**20
 _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
@@ -65,6 +67,10 @@ _CALM_SECONDS = 60.0
 
 CallKey: TypeAlias = tuple[str | int, ...]
 """A model call: its agent in a session, the invocation, and its number."""
+
+
+def _names_in(end: tuple[str, Tip]) -> int:
+    return min(_MOST_NAMES, end[1].size)
 
 
 def _call_key(identity: Identity) -> CallKey:
@@ -108,7 +114,7 @@ class Recorder:
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
-        self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_CHAINS)
+        self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_NAMES, _names_in)
         self._unanswered: LRUCache[CallKey, Manifest] = LRUCache(_MOST_CHAINS)
         self._newest: LRUCache[SessionKey, _Newest] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[SessionKey, _Written] = LRUCache(_MOST_CHAINS)
