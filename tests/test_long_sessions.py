@@ -124,14 +124,14 @@ def watched() -> tuple[PackStore, WatchedFiles]:
 
 
 @pytest.mark.slow
-def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() -> None:
+def test_a_process_keeps_so_much_in_all_and_reads_the_rest_again() -> None:
     store, files = watched()
     free, bound = long_chat(small(2_000)), long_chat(small(2_000), store=store)
     for at, message in enumerate([*messages(50), QUESTION]):
         for session in ("s1", "s2", "s3"):
             free.say(message, session=session, recent_events=12)
             files.turns_read.clear()
-            with patch("aether_context.adk.request.contents._MOST_CONTENTS", 150):
+            with patch("aether_context.adk.request.contents._MOST_BYTES", 100_000):
                 bound.say(message, session=session, recent_events=12)
             assert body(bound) == body(free), (session, at)
             assert files.turns_read or at < 30
