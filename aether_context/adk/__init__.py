@@ -7,8 +7,9 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from aether_context.adk.acceptance import AcceptanceCheck, AcceptanceGate
+    from aether_context.adk.on_cut import CutEntry, UpcomingCut
     from aether_context.adk.plugin import ContextPackPlugin, context_pack_callbacks
-    from aether_context.adk.request.marks import cut_now
+    from aether_context.adk.request.marks import cut_now, pin
     from aether_context.adk.services.artifacts import FsspecArtifactService, register_artifact_service
     from aether_context.adk.services.memory import HybridMemoryService, register_memory_service
     from aether_context.adk.tools import context_tools, evidence_tools, keep_evidence, memory_tools, planning_tools
@@ -18,8 +19,10 @@ __all__ = [
     "AcceptanceCheck",
     "AcceptanceGate",
     "ContextPackPlugin",
+    "CutEntry",
     "FsspecArtifactService",
     "HybridMemoryService",
+    "UpcomingCut",
     "context_pack_callbacks",
     "context_tools",
     "cut_now",
@@ -27,6 +30,7 @@ __all__ = [
     "evidence_tools",
     "keep_evidence",
     "memory_tools",
+    "pin",
     "planning_tools",
     "preview_strategies",
     "register_artifact_service",
@@ -37,7 +41,8 @@ _HOMES = {
     ".acceptance": ("AcceptanceCheck", "AcceptanceGate"),
     ".plugin": ("ContextPackPlugin", "context_pack_callbacks"),
     "..lab.preview": ("cutoff", "preview_strategies"),
-    ".request.marks": ("cut_now",),
+    ".on_cut": ("UpcomingCut", "CutEntry"),
+    ".request.marks": ("cut_now", "pin"),
     ".services.artifacts": ("FsspecArtifactService", "register_artifact_service"),
     ".services.memory": ("HybridMemoryService", "register_memory_service"),
     ".tools": ("context_tools", "evidence_tools", "keep_evidence", "memory_tools", "planning_tools"),

@@ -69,7 +69,8 @@ class Observer(RequestPacker):
 
 def _packer(name: str, policy: PackPolicy | str | Path | None, options: Mapping[str, Any]) -> RequestPacker:
     if name == OBSERVE:
-        return Observer(PackerParts(policy, **{**options, "mirror_artifacts": False, "asks_models": False}, arm=name))
+        options = {**options, "mirror_artifacts": False, "asks_models": False, "on_cut": None}
+        return Observer(PackerParts(policy, **options, arm=name))
     return RequestPacker(PackerParts(policy, **options, arm=name))
 
 

@@ -100,7 +100,8 @@ class PreviousCall(NamedTuple):
 
     ``counter`` is the identity of the token counter; ``position`` is the pack's in its session;
     ``cutoff`` is the id of the last event that the model does not read, empty where it reads all of them;
-    ``summarizer`` is what a model's summaries for it cost: requests and tokens; ``length`` is that of a `PreparedCall`.
+    ``summarizer`` is what a model's summaries for it cost: requests and tokens; ``length`` and ``notice`` are those of
+    a `PreparedCall`.
     """
 
     name: str
@@ -112,6 +113,7 @@ class PreviousCall(NamedTuple):
     cutoff: str = ""
     summarizer: Mapping[str, int] = NOTHING
     length: int = 0
+    notice: str = ""
 
 
 class ModelCall(NamedTuple):
@@ -244,7 +246,7 @@ class PreparedCall(NamedTuple):
     the text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to
     this call alone, 0 where it is not known; ``stable_end`` is the number of those that stay as they are. ``epoch`` is
     as the session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a
-    model's summaries cost: requests and tokens.
+    model's summaries cost: requests and tokens; ``notice`` is what the app's ``on_cut`` says to the user.
     """
 
     call: ModelCall
@@ -257,6 +259,7 @@ class PreparedCall(NamedTuple):
     stable_end: int = 0
     counter: str = ""
     summary_cost: Mapping[str, int] = NOTHING
+    notice: str = ""
 
     def with_source(self, **changes: Any) -> PreparedCall:
         return self._replace(source=self.source._replace(**changes))

@@ -72,8 +72,8 @@ _MOST_COUNTED = 50_000
 _MOST_AT_ONCE = 500
 """Results that one call looks at, the latest ones: a session can have had thousands before it met the plugin."""
 
-_MOST_SHOWN_TOKENS, _LEAST_SHOWN_TOKENS = 2_000_000, 100
-"""Of the extracts of all sessions that are remembered, about 8 MB, and what each counts at least: to make one takes
+_MOST_SHOWN_TOKENS, _LEAST_SHOWN_TOKENS = 1_500_000, 100
+"""Of the extracts of all sessions that are remembered, about 6 MB, and what each counts at least: to make one takes
 5 ms, and each call shows all of its session's."""
 
 _OFF_NOTE = "record = {!r} turns offload off: long tool results are sent whole, and none is read again after a cut"

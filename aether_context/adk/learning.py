@@ -22,9 +22,12 @@ from aether_context.adk.usage import reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits
 from aether_context.adk.wiring import PackerParts
-from aether_context.pack import METADATA
+from aether_context.pack import METADATA, Pack
+from aether_context.packing.compaction import mark_tokens
+from aether_context.policy import PackPolicy
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
+from aether_context.usage.calibration import estimated
 
 logger = logging.getLogger("aether_context")
 
@@ -38,6 +41,18 @@ def _sent_text(last: PreviousCall | None) -> str:
     tools = (tool.wire for tool in last.pack.source.request.tools)
     parts = (part.text or part.wire for outgoing in last.pack.contents for part in outgoing.content.parts)
     return "\n".join([last.pack.system, *tools, *parts])
+
+
+def _meter(pack: Pack, policy: PackPolicy) -> dict[str, Any]:
+    """How full the window was, in tokens as the provider is expected to count them: the window, those that may be sent,
+    those of each layer that were, and those that are left before the next cut, as far as the policy's mark tells."""
+    allocation, calibration, tokens = pack.allocation, pack.source.usage.calibration, pack.tokens
+    budget = allocation.window - allocation.slack
+    mark = mark_tokens(calibration, policy.conversation.compact_at or 1, allocation.budget, budget)
+    until_cut = max(0, estimated(calibration, mark) - estimated(calibration, tokens.counted))
+    share = tokens.expected / max(1, tokens.counted)
+    used = {layer: round(share * row.used) for layer, row in allocation.layers.items() if row.used}
+    return {"window": pack.source.window, "budget": budget, "used": used, "until_cut": until_cut}
 
 
 class Learning:
@@ -109,9 +124,10 @@ class Learning:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
-            about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
-            details = {name: value for name, value in about if value}
+            details = {"cutoff": last.cutoff, LENGTH: last.length, "step": last.planned.step.step_id}
+            details = {name: value for name, value in {**details, "notice": last.notice}.items() if value}
             facts = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **details}
+            facts["meter"] = _meter(pack, last.policy)
             if last.position.number:
                 facts["manifest"] = manifest_uri(last.name)
             metadata = {**facts, **metadata}

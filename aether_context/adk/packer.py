@@ -17,6 +17,7 @@ from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_t
 from aether_context.adk.call import OFF, ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning
+from aether_context.adk.on_cut import UpcomingCut, ask
 from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.reader import Reader
@@ -27,6 +28,7 @@ from aether_context.adk.session import SessionRecords, save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
+from aether_context.conversation import ranked_anchors
 from aether_context.conversation.turns import is_human
 from aether_context.errors import BudgetExceededError, StepTooLarge, TokenCountingError
 from aether_context.pack import OBSERVE, Content, Host, Identity, Pack, PackInput, Request, Step
@@ -305,6 +307,13 @@ class RequestPacker:
                 request=source.request._replace(tools=tools), host=source.host._replace(can_read=True)
             )
             pack = await build(prepared.source)
+        if self._parts.on_cut is not None and any(event.stage == "cut" for event in pack.events):
+            notice = await ask(self._parts.on_cut, cut := UpcomingCut(pack), self._failures.warn_once)
+            prepared = prepared._replace(notice=notice)
+            if anchors := cut.anchors():
+                host = prepared.source.host
+                prepared = prepared.with_source(host=host._replace(anchors=ranked_anchors([*host.anchors, *anchors])))
+                pack = await build(prepared.source)
         if (search := turns_to_find(pack)) is not None:
             prepared = await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), *search)
             if prepared.source.search.turns is not None:
@@ -343,7 +352,16 @@ class RequestPacker:
         if call.policy.record != "off" and call.policy.enabled:
             position = self._parts.recorder.pack(pack, call.policy, counter, events)
         state.last = PreviousCall(
-            name, pack, call.policy, call.planned, counter, position, cutoff, prepared.summary_cost, prepared.length
+            name,
+            pack,
+            call.policy,
+            call.planned,
+            counter,
+            position,
+            cutoff,
+            prepared.summary_cost,
+            prepared.length,
+            prepared.notice,
         )
         state.measure(pack)
         self._parts.states.bound()

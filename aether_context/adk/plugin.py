@@ -20,6 +20,7 @@ from aether_context.adk.acceptance import AcceptanceCheck
 from aether_context.adk.arms import Arms
 from aether_context.adk.call import calling
 from aether_context.adk.failures import OnError
+from aether_context.adk.on_cut import OnCut
 from aether_context.errors import PolicyError
 from aether_context.policy import PRESETS, PROFILES, LimitSettings, PackPolicy
 from aether_context.store import PackStore
@@ -47,6 +48,7 @@ class ContextPackPlugin(BasePlugin):
             policy's ``acceptance.critic`` names, if any.
         mirror_artifacts: also saves each manifest as an artifact ``packs/{pack_id}.json`` of its session, in whatever
             artifact service the app has. Not for agents with ADK's ``load_artifacts``, which tells the model all names.
+        on_cut: is handed an `UpcomingCut`, of which it may keep entries; a text that it returns is for the user.
         observe: records what would be sent, and leaves every request as it is.
         arms: compares policies on what users do: the share of sessions by a profile's name or a TOML file's path, or by
             ``observe``. They sum to 1. A hash of its id says which one a session has; agents as tools have their
@@ -67,6 +69,7 @@ class ContextPackPlugin(BasePlugin):
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | str | None = None,
         mirror_artifacts: bool = False,
+        on_cut: OnCut | None = None,
         observe: bool = False,
         arms: Mapping[str, float] | None = None,
     ) -> None:
@@ -87,6 +90,7 @@ class ContextPackPlugin(BasePlugin):
             checks=checks,
             critic=critic,
             mirror_artifacts=mirror_artifacts,
+            on_cut=on_cut,
         )
         self._packer = self._arms.first
 
@@ -188,6 +192,7 @@ def context_pack_callbacks(
     checks: Sequence[AcceptanceCheck] = (),
     critic: BaseLlm | str | None = None,
     mirror_artifacts: bool = False,
+    on_cut: OnCut | None = None,
     observe: bool = False,
     arms: Mapping[str, float] | None = None,
 ) -> dict[str, Any]:
@@ -210,6 +215,7 @@ def context_pack_callbacks(
         checks=checks,
         critic=critic,
         mirror_artifacts=mirror_artifacts,
+        on_cut=on_cut,
         observe=observe,
         arms=arms,
     )

@@ -22,6 +22,7 @@ from aether_context.adk.evidence import ALL_OWN_TOOLS, Offloader
 from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
+from aether_context.adk.on_cut import OnCut
 from aether_context.adk.request.contents import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
@@ -71,6 +72,7 @@ class PackerParts:
         checks: Sequence[AcceptanceCheck] = (),
         critic: BaseLlm | str | None = None,
         mirror_artifacts: bool = False,
+        on_cut: OnCut | None = None,
         recorder: Recorder | None = None,
         asks_models: bool = True,
         arm: str = "",
@@ -90,7 +92,7 @@ class PackerParts:
         store = self.recorder.store  # which reads what waits to be written, too
         if policy.redact and not any(getattr(log_filter, "mask", None) is policy.mask for log_filter in logger.filters):
             logger.addFilter(MaskedLogs(policy.mask))
-        self.asks_models = asks_models
+        self.asks_models, self.on_cut = asks_models, on_cut
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
         self.states, self.waits, records = AgentStates(TokenCache()), Waits(), SessionRecords()

@@ -25,7 +25,7 @@ from aether_context.tokens.counters import SharedLRU
 
 _DEEPEST = 100
 _MOST_AGENTS = 512
-_MOST_BYTES = 24_000_000
+_MOST_BYTES = 16_000_000
 """Of all agents together."""
 _CONTENT_BYTES, _ROW_BYTES, _TOKEN_BYTES = 3_500, 500, 12
 """Bytes, about, of a content that is sent, of one that an agent's history names, and of a token that is sent: its text

@@ -25,6 +25,7 @@ from aether_context.pack import Anchor, Content, Pack, valid
 
 CUT = "aether:cut"
 _MOST_MARKS = 200
+_PINNED = 1_000
 
 
 class _Mark(BaseModel):
@@ -49,6 +50,28 @@ def cut_now(session: Session) -> Event:
     """
     last = session.events[-1].id if session.events else "start"
     return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
+
+
+def pin(session: Session, what: Event | str, priority: int = _PINNED) -> Event:
+    """The event that keeps a message of a session through cuts, as far as the window has room for it.
+
+        await service.append_event(session, pin(session, "Never touch the ledger"))
+
+    Args:
+        what: the event of the message, or words that it contains; of several messages the latest is meant.
+        priority: pinned messages of lower priorities give way first.
+
+    Raises:
+        ValueError: the words are empty, or the event holds no content.
+    """
+    if isinstance(what, Event) and (what.content is None or not what.content.parts):
+        raise ValueError(f"what = the event {what.id!r}: it holds no content that could be kept")
+    if isinstance(what, str) and not what.strip():
+        raise ValueError(f"what = {what!r}: give words that the message contains, or its event")
+    mark = {"event": what.id} if isinstance(what, Event) else {"contains": what}
+    marks = session.state.get(ANCHORS)
+    earlier = [*marks] if isinstance(marks, (list, tuple)) else [marks] if marks else []
+    return Event(author="user", actions=EventActions(state_delta={ANCHORS: [*earlier, {**mark, "priority": priority}]}))
 
 
 def last_unread(pack: Pack, events: Sequence[Event], freeze: Callable[[types.Content], Content]) -> Event | None:

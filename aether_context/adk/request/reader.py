@@ -32,14 +32,18 @@ from aether_context.tokens.model_limits import calls_functions
 
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
-_MOST_READ, _LEAST_READ = 4_000_000, 500
-"""Characters of the contents that are remembered, about 20 MB, and what each counts at least."""
+_MOST_READ, _LEAST_READ = 2_000_000, 500
+"""Characters of the contents that are remembered, about 10 MB, and what each counts at least."""
 _ONLY_TEXT, _ONLY_CALL, _ONLY_RESPONSE = {"text"}, {"function_call"}, {"function_response"}
 _NONE = types.FunctionCallingConfigMode.NONE
 _RESTRICTED = frozenset({_NONE, types.FunctionCallingConfigMode.ANY})
 
 
-_Read: TypeAlias = tuple[Content, types.Content | None]
+_Frozen: TypeAlias = tuple[Content, types.Content | None]
+
+
+def _size(frozen: _Frozen) -> int:
+    return _LEAST_READ + len(frozen[0].wire)
 
 
 class Reader:
@@ -49,10 +53,10 @@ class Reader:
     """
 
     def __init__(self) -> None:
-        self._contents: SharedLRU[object, _Read] = SharedLRU(_MOST_READ, lambda read: _LEAST_READ + len(read[0].wire))
+        self._contents: SharedLRU[object, _Frozen] = SharedLRU(_MOST_READ, _size)
         self._tools: SharedLRU[object, tuple[Tool, ...]] = SharedLRU(200)
 
-    def freeze(self, content: types.Content, model: str) -> _Read:
+    def freeze(self, content: types.Content, model: str) -> _Frozen:
         """The frozen form of a content, as it would be sent to a model, whose rule counts media; and what is sent of
         it with escapes in the place of what nobody sees, None where it hides nothing."""
         key = (model, key_of(content))

@@ -54,7 +54,7 @@ _MANY_WAITING = 64
 """So many wait for a store that is slower than the run: from there on it is spared."""
 _MOST_INTERRUPTED = 3
 _MOST_CHAINS = 512
-_MOST_NAMES = 100_000
+_MOST_NAMES = 60_000
 """Of rows, counts and texts in the ends of all chains, of about 100 bytes each."""
 _MOST_MANIFEST_BYTES = 2**20
 _RETRY_SECONDS = 0.5
