@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import gzip
 import json
 from datetime import UTC, datetime
@@ -27,7 +28,7 @@ from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
 from aether_context.lab.cli import main
 from aether_context.lab.reading import Span
-from aether_context.pack import noted
+from aether_context.pack import Content, noted
 from aether_context.store.files import Files
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
@@ -137,6 +138,19 @@ def test_a_process_keeps_so_much_in_all_and_reads_the_rest_again() -> None:
             assert files.turns_read or at < 30
     assert "Falcon-7731" in bound.sent[-1].human()
     assert all(manifest.degradations == () for manifest in bound.manifests())
+
+
+def test_of_sessions_that_nobody_goes_on_with_little_is_kept() -> None:
+    with (
+        patch("aether_context.adk.request.contents._MOST_BYTES", 50_000),
+        patch("aether_context.adk.request.reader._MOST_READ", 10_000),
+    ):
+        chat, counts = long_chat(small(2_000)), list[int]()
+        for at in range(12):
+            chat.say(*messages(3), session=f"s{at}")
+            gc.collect()
+            counts.append(sum(isinstance(value, Content) for value in gc.get_objects()))
+    assert counts[-1] - counts[5] < (counts[5] - counts[0]) / 2
 
 
 def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
