@@ -7,7 +7,6 @@ import importlib
 import random
 import re
 import sys
-import unicodedata
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -157,12 +156,8 @@ def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(l
     assert model.sums(texts).tolist() == [row.tolist() for row in sums]
 
 
-def assigned():
-    return [char for char in map(chr, range(sys.maxunicode)) if unicodedata.category(char) not in ("Cn", "Co", "Cs")]
-
-
 def test_words_are_taken_apart_as_by_the_library(library_tokens):
-    rng, characters = random.Random(0), assigned()
+    rng, characters = random.Random(0), [*map(chr, range(0xD800)), *map(chr, range(0xE000, 0x32000))]
     letters = "etaoin shrdlu .,'-0189ÄÖéñßΣσ\t\r\n\x0b\x1c\u3000\ufffd"
     texts = [
         "".join(rng.choice(letters if at % 3 else characters) for at in range(rng.randrange(30))) for _ in range(9_000)

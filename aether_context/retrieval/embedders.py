@@ -7,6 +7,7 @@ import io
 import re
 import threading
 import unicodedata
+from bisect import bisect
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -166,20 +167,22 @@ class StaticEmbedder:
         return unit(np.concatenate(sums))
 
 
-_IDEOGRAPHS = "3400-4dbf 4e00-9fff f900-faff 20000-2a6df 2a700-2b81f 2b920-2ceaf 2f800-2fa1f"
-_LETTERS_OF_OLD = """5c8-5f2 61d-61d 7fa-815 85f-8e2 9e4-a00 a76-a80 af1-b00 b4e-b55 c01-c3d c64-c80 c82-cbb ce4-d00
-d02-d40 d64-dc9 eba-eba ece-f03 180f-18a8 1abe-1aff 1b43-1b59 1b74-1b7f 1df6-1dfb 2e43-3000 a827-a873 a8c5-a8cd
-a8fd-a925 a9bd-a9c0 10b9d-11000 1104e-1107e 110c2-110ff 111ce-111da 1123e-112a8 11302-1133b 11375-114b2 11644-116aa
-116b8-1171c 1173f-1246f 12475-16a6d 16b45-16f8e 16f93-1bc9c 1bca4-1d166 1d245-1d9ff 1dab0-1e8cf 1e8d7-e0000"""
-"""Code points in hex between which Unicode 8, by which the teacher read, has neither marks, punctuation nor controls:
-what later versions put there is a letter to it, so that every Python splits alike."""
+def _bounds(ranges: str) -> list[int]:
+    """The code points at which ranges begin, and those behind their ends, in turn."""
+    return [int(bound, 16) + at % 2 for at, bound in enumerate(re.split(r"[-\s]", ranges))]
+
+
+_IDEOGRAPHS = _bounds("3400-4dbf 4e00-9fff f900-faff 20000-2a6df 2a700-2b81f 2b920-2ceaf 2f800-2fa1f")
+_LETTERS_OF_OLD = _bounds(
+    """5c8-5f2 61d-61d 7fa-815 85f-8e2 9e4-a00 a76-a80 af1-b00 b4e-b55 c01-c3d c64-c80 c82-cbb ce4-d00 d02-d40 d64-dc9
+eba-eba ece-f03 180f-18a8 1abe-1aff 1b43-1b59 1b74-1b7f 1df6-1dfb 2e43-3000 a827-a873 a8c5-a8cd a8fd-a925 a9bd-a9c0
+10b9d-11000 1104e-1107e 110c2-110ff 111ce-111da 1123e-112a8 11302-1133b 11375-114b2 11644-116aa 116b8-1171c 1173f-1246f
+12475-16a6d 16b45-16f8e 16f93-1bc9c 1bca4-1d166 1d245-1d9ff 1dab0-1e8cf 1e8d7-e0000"""
+)
+"""Code points between which Unicode 8, by which the teacher read, has neither marks, punctuation nor controls: what
+later versions put there is a letter to it, so that every Python splits alike."""
 _RECLASSIFIED = {0x166D: " \u166d ", 0x1734: "", 0x1171E: "", 0x111C9: " \U000111c9 "}
 """Characters that were of another kind then."""
-
-
-def _is_in(point: int, ranges: str) -> bool:
-    bounds = (bound.partition("-") for bound in ranges.split())
-    return any(int(first, 16) <= point <= int(last, 16) for first, _, last in bounds)
 
 
 class _Characters(dict[int, str]):
@@ -190,18 +193,17 @@ class _Characters(dict[int, str]):
 
     def __missing__(self, point: int) -> str:
         result = "".join(map(self._plain, unicodedata.normalize("NFD", chr(point))))
-        self[point] = result = f" {result} " if _is_in(point, _IDEOGRAPHS) else result
-        return result
+        return self.setdefault(point, f" {result} " if bisect(_IDEOGRAPHS, point) % 2 else result)
 
     def _plain(self, char: str) -> str:
         kind = unicodedata.category(char)
         if char in "\t\n\r" or kind[0] == "Z":
             return " "
-        if char == "\ufffd" or (kind in ("Cc", "Cf", "Co", "Cs", "Mn") and not _is_in(ord(char), _LETTERS_OF_OLD)):
+        is_known = not bisect(_LETTERS_OF_OLD, ord(char)) % 2
+        if char == "\ufffd" or (kind in ("Cc", "Cf", "Co", "Cs", "Mn") and is_known):
             return ""
-        is_symbol = char.isascii() and not char.isalnum()
-        is_mark = kind[0] == "P" and not _is_in(ord(char), _LETTERS_OF_OLD)
-        return f" {char} " if is_symbol or is_mark else char.lower()
+        is_mark = (kind[0] == "P" and is_known) or (char.isascii() and not char.isalnum())
+        return f" {char} " if is_mark else char.lower()
 
 
 class _Model:
@@ -224,17 +226,15 @@ class _Model:
 
     def tokens(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """The numbers of each text's tokens, in their order."""
-        # No token reaches across what the normalizer takes for a blank (other white space is a control character to
-        # it, and no end), so that a word is taken apart once, however often it is said.
+        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
         starts = (text[:_MOST_CHARACTERS] for text in texts)
         words = [text.replace("\t", " ").replace("\n", " ").replace("\r", " ").split(" ") for text in starts]
         different = set().union(*words)
         if len(ids_of := self._pieces) > _MOST_WORDS:
             self._pieces = ids_of = {}
         pieces = {word: ids_of[word] for word in different & ids_of.keys()}
-        new = list(different - pieces.keys())
-        pieces.update((word, np.array(self._word_ids(word), np.uint16).tobytes()) for word in new)
-        ids_of.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
+        pieces |= {word: np.array(self._word_ids(word), np.uint16).tobytes() for word in different - pieces.keys()}
+        ids_of.update((word, ids) for word, ids in pieces.items() if len(word) <= _LONGEST_WORD)
         joined = (b"".join(map(pieces.__getitem__, of_text)) for of_text in words)
         return [np.frombuffer(of_text, np.uint16)[:_MOST_TOKENS] for of_text in joined]
 
@@ -242,14 +242,11 @@ class _Model:
         """The numbers of the longest pieces from the left; a part of which any has none is the unknown token."""
         numbers, result = self.numbers, list[int]()
         for part in word.translate(self._characters).split():
-            if part in numbers:
-                result.append(numbers[part])
-                continue
             start, mark, ids = 0, "", list[int]()
             while start < len(part) <= _LONGEST_PART:
                 ends = range(min(len(part), start + self._longest), start, -1)
-                end = next((end for end in ends if mark + part[start:end] in numbers), len(part) + 1)
-                ids.append(numbers.get(mark + part[start:end], numbers["[UNK]"]))
+                end = next((end for end in ends if mark + part[start:end] in numbers), _LONGEST_PART + 1)
+                ids.append(numbers.get(mark + part[start:end], -1))
                 start, mark = end, "##"
             result += ids if start == len(part) else [numbers["[UNK]"]]
         return result
