@@ -497,6 +497,22 @@ def test_the_doctor_tells_a_store_that_refuses_writes(failing: type[FailingFileS
     assert re.search(r"packs +2", told), "it is read all the same"
 
 
+def test_a_store_that_is_copied_elsewhere_goes_on_there(tmp_path: Path) -> None:
+    """As docs/stores.md says: the files under their names, and the app with the other URL."""
+    chat = Chat(["one", "two", "three"], store=PackStore(tmp_path / "packs"))
+    chat.say("question one", "question two")
+    moved = PackStore(f"memory://moved-{next(_numbers)}")
+    for path in filter(Path.is_file, (tmp_path / "packs").rglob("*")):
+        moved.files.create(f"{moved.files.root}/{path.relative_to(tmp_path / 'packs')}", path.read_bytes())
+    shutil.rmtree(tmp_path / "packs")
+    chat.store = moved
+    chat.restart()
+    chat.say("question three")
+    assert [manifest.number for manifest in chat.manifests()] == [1, 2, 3]
+    assert "3 of 3 packs passed" in run("verify", "--replay", store=moved).stdout
+    run("doctor", store=moved)
+
+
 # usage
 
 
