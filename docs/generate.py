@@ -10,6 +10,7 @@ import json
 import re
 import runpy
 import sys
+import tomllib
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import is_dataclass
 from importlib import import_module
@@ -206,6 +207,12 @@ def example() -> str:
     return text
 
 
+def links() -> str:
+    """The project's addresses, which `pyproject.toml` alone names."""
+    project = tomllib.loads((PAGES.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    return "\n".join(f"- [{name}]({url})" for name, url in project["urls"].items())
+
+
 PARTS: Mapping[str, Callable[[], str]] = {
     "policy-fields": policy_fields,
     "profiles": profiles,
@@ -216,6 +223,7 @@ PARTS: Mapping[str, Callable[[], str]] = {
     "commands": commands,
     "api": api,
     "example": example,
+    "links": links,
 }
 
 

@@ -9,7 +9,8 @@ import re
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable
+import tomllib
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,14 +18,18 @@ from typing import Any
 import packs
 import pytest
 from click.testing import CliRunner, Result
+from failing import FailingFileSystem
 from scripted import Chat, call, look_up
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.lab.cli import main
+from aether_context.lab.cli.doctor import EXTRAS
 from aether_context.lab.reading import view_under
 from aether_context.policy import PRESETS
 from aether_context.store.replay import Replayer
+from aether_context.store.spool import Write, spool_of
 
+ROOT = Path(__file__).parents[1]
 _numbers = itertools.count(1)
 
 
@@ -33,6 +38,13 @@ def store(request: pytest.FixtureRequest, tmp_path: Path) -> PackStore:
     """An empty store that no other test sees, in memory and in a folder."""
     folder = tmp_path / "packs"
     return PackStore(f"memory://cli-{next(_numbers)}" if request.param == "memory" else folder)
+
+
+@pytest.fixture
+def failing() -> Iterator[type[FailingFileSystem]]:
+    """The file system that fails, which works when the test is done."""
+    yield FailingFileSystem
+    FailingFileSystem.end()
 
 
 def run(*arguments: str, store: PackStore | None = None, code: int = 0) -> Result:
@@ -364,7 +376,7 @@ READING = [
 
 
 def test_every_command_that_reads_a_store_is_among_these() -> None:
-    named = {command.split()[0] for command in READING} | {"demo", "compare"}
+    named = {command.split()[0] for command in READING} | {"demo", "compare", "doctor"}
     assert named == {
         name for name, one in main.commands.items() if "--store" in {opt for p in one.params for opt in p.opts}
     }
@@ -422,6 +434,83 @@ def test_every_command_has_examples() -> None:
     assert main.commands.keys() >= looking | {"forget", "serve", "tune"}
     for command in ([], *([name] for name in main.commands)):
         assert "Examples:\n    aether-context " in run(*command, "--help").stdout
+
+
+def test_help_shows_each_command_once_everyday_ones_first() -> None:
+    every_day, other = run("--help").stdout.split("Every day:\n")[1].split("Now and then:\n")
+    groups = [re.findall(r"^  (\w+)  ", group.partition("\n\n")[0], re.MULTILINE) for group in (every_day, other)]
+    assert groups[0][:2] == ["demo", "doctor"]
+    assert sorted(groups[0] + groups[1]) == sorted(main.commands)
+
+
+# doctor
+
+
+def test_the_doctor_finds_nothing_wrong_where_all_works(store: PackStore) -> None:
+    chat = Chat(store=store)
+    chat.say("hello")
+    lines = run("doctor", store=store).stdout.splitlines()
+    assert len(lines) <= 10
+    (manifest,) = chat.manifests()
+    for words in ("google-adk", "python 3", store.url, manifest.pack_id, manifest.counter, manifest.embedder):
+        assert any(words in line for line in lines), words
+    found = json.loads(run("doctor", "--json", store=store).stdout)
+    assert (found["packs"], found["problems"]) == ("1", [])
+
+
+def test_the_doctor_knows_every_extra_for_users() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
+    assert sorted(EXTRAS) == sorted(extras.keys() - {"test", "dev"})
+
+
+def test_the_doctor_names_what_recent_packs_could_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    policy = PackPolicy(tokens={"files": {"gemini": str(tmp_path / "none.json")}})
+    chat = Chat(policy=policy, store=PackStore(tmp_path / "packs"))
+    chat.say("hello")
+    answered(chat.store, packs.chain(chat.store, 1)[0], 9, error_code="429")
+    monkeypatch.setenv("AETHER_CONTEXT_POLICY", "nope")
+    lines = [line for line in run("doctor", store=chat.store, code=1).stdout.splitlines() if "problem: " in line]
+    for words in ("none.json cannot be read", "a call of gemini-2.5-flash failed: 429", "'nope' is neither a profile"):
+        assert sum(words in line for line in lines) == 1, lines
+
+
+def test_the_doctor_tells_a_store_that_cannot_be_written_or_read(tmp_path: Path) -> None:
+    store = PackStore(tmp_path / "packs")
+    assert "there is no such store" in run("doctor", store=store, code=1).stdout
+    assert not (tmp_path / "packs").exists()
+    manifest = packs.chain(store, 1)[0]
+    spoil(store, manifest, BROKEN["truncated"])
+    assert f"{manifest.pack_id} unreadable" in run("doctor", store=store, code=1).stdout
+    spool = spool_of(store.files)
+    assert spool is not None
+    spool.add(f"{store.files.root}/a/b", b"c", Write.CREATE)
+    assert "1 writes wait on this machine" in run("doctor", store=store, code=1).stdout
+
+
+def test_the_doctor_tells_a_store_that_refuses_writes(failing: type[FailingFileSystem]) -> None:
+    store = PackStore(f"failing://cli-{next(_numbers)}")
+    packs.chain(store, 2)
+    run("doctor", store=store)
+    failing.begin("refuses")
+    told = run("doctor", store=store, code=1).stdout
+    assert "could not be written" in told
+    assert re.search(r"packs +2", told), "it is read all the same"
+
+
+def test_a_store_that_is_copied_elsewhere_goes_on_there(tmp_path: Path) -> None:
+    """As docs/stores.md says: the files under their names, and the app with the other URL."""
+    chat = Chat(["one", "two", "three"], store=PackStore(tmp_path / "packs"))
+    chat.say("question one", "question two")
+    moved = PackStore(f"memory://moved-{next(_numbers)}")
+    for path in filter(Path.is_file, (tmp_path / "packs").rglob("*")):
+        moved.files.create(f"{moved.files.root}/{path.relative_to(tmp_path / 'packs')}", path.read_bytes())
+    shutil.rmtree(tmp_path / "packs")
+    chat.store = moved
+    chat.restart()
+    chat.say("question three")
+    assert [manifest.number for manifest in chat.manifests()] == [1, 2, 3]
+    assert "3 of 3 packs passed" in run("verify", "--replay", store=moved).stdout
+    run("doctor", store=moved)
 
 
 # usage

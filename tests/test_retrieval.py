@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import datetime
 import importlib
+import random
 import re
+import sys
 from importlib.util import find_spec
 from itertools import product
 from pathlib import Path
@@ -30,6 +32,7 @@ from aether_context.retrieval.embedders import (
 )
 from aether_context.retrieval.terms import named_times, query_terms, terms
 
+ROOT = Path(__file__).parents[1]
 static = StaticEmbedder()
 
 
@@ -57,15 +60,6 @@ def test_the_same_bits_on_every_machine():
     assert static.name == "static-d49d6d87d912"
     assert vector.tobytes() == static.embed(["other", "Same input, same bytes."])[1].tobytes()
     assert vector[:4].tolist() == [0.29898306727409363, 0.06013067439198494, 0.2438632994890213, 0.08685541898012161]
-
-
-@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aé,- \t\n\r\f\x1c\x85\xa0\u0301\u2028\u3000中")))))
-def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(texts):
-    model = _model()
-    sound = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
-    whole = model._tokenizer.encode_batch(sound, add_special_tokens=False)
-    sums = [model.rows[encoding.ids].sum(axis=0, dtype=np.int64) for encoding in whole]
-    assert model.sums(texts).tolist() == [row.tolist() for row in sums]
 
 
 class Counting:
@@ -141,6 +135,42 @@ def test_the_table_that_is_written_is_the_model_that_is_read(distill: ModuleType
     assert (sums == model.rows[[2, 7, 8]].astype(int).sum(axis=0)).all()
     wanted = table[[2, 7, 8]].sum(axis=0)
     assert sums @ wanted / np.linalg.norm(sums) / np.linalg.norm(wanted) == pytest.approx(1, abs=0.02)
+
+
+@pytest.fixture(scope="module")
+def library_tokens():
+    """The numbers of a text's tokens by the library that the teacher was read with."""
+    tokenizers = pytest.importorskip("tokenizers", reason="needs the extra tokenizers")
+    numbers = {token: number for number, token in enumerate(_model().vocabulary)}
+    reader = tokenizers.Tokenizer(tokenizers.models.WordPiece(numbers, unk_token="[UNK]"))
+    reader.normalizer = tokenizers.normalizers.BertNormalizer(lowercase=True)
+    reader.pre_tokenizer = tokenizers.pre_tokenizers.BertPreTokenizer()
+    return lambda texts: [found.ids for found in reader.encode_batch_fast(texts, add_special_tokens=False)]
+
+
+@given(st.lists(st.text(st.one_of(st.characters(), st.sampled_from("aé,- \t\n\r\f\x1c\x85\xa0\u0301\u2028\u3000中")))))
+def test_a_text_has_the_vector_of_its_tokens_whatever_stands_between_its_words(library_tokens, texts):
+    model = _model()
+    sound = [re.sub("[\ud800-\udfff]", "\ufffd", text) for text in texts]
+    sums = [model.rows[ids].sum(axis=0, dtype=np.int64) for ids in library_tokens(sound)]
+    assert model.sums(texts).tolist() == [row.tolist() for row in sums]
+
+
+def test_words_are_taken_apart_as_by_the_library(library_tokens):
+    rng, characters = random.Random(0), [*map(chr, range(0xD800)), *map(chr, range(0xE000, 0x32000))]
+    letters = "etaoin shrdlu .,'-0189ÄÖéñßΣσ\t\r\n\x0b\x1c\u3000\ufffd"
+    texts = [
+        "".join(rng.choice(letters if at % 3 else characters) for at in range(rng.randrange(30))) for _ in range(9_000)
+    ]
+    words = " ".join(path.read_text("utf-8") for path in sorted(ROOT.glob("docs/*.md"))).split()
+    texts += [" ".join(rng.choices(words, k=8)) for _ in range(1_000)] + ["x" * 99, "x" * 101, "Ⅷ’İstanbul"]
+    assert [ids.tolist() for ids in _model().tokens(texts)] == library_tokens(texts)
+
+
+@pytest.mark.slow
+def test_every_character_is_read_as_by_the_library(library_tokens):
+    texts = [f"a{chr(point)}b" for point in range(sys.maxunicode + 1) if not 0xD800 <= point < 0xE000]
+    assert [ids.tolist() for ids in _model().tokens(texts)] == library_tokens(texts)
 
 
 @pytest.mark.parametrize(

@@ -122,6 +122,13 @@ def test_a_vocabulary_file_counts_exactly(tmp_path: Path) -> None:
     assert by("gemini-flash-latest", files={"gemini": str(path)}).counter.name == pick.counter.name
 
 
+def test_a_vocabulary_file_without_its_extra_names_the_cure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "tokenizers", None)
+    pick = by(files={"gpt-4o": str(tmp_path / "tokenizer.json")})
+    assert pick.name == "estimate"
+    assert pick.problems[0].endswith('is not installed: pip install "aether-context-adk[tokenizers]"')
+
+
 @pytest.mark.parametrize(
     ("model", "encoding", "accuracy"),
     [

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 import logging
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
+from genai_prices.data_snapshot import get_snapshot
+from genai_prices.types import ModelInfo
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models import FallbackModel
@@ -22,7 +26,9 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.errors import PolicyError
 from aether_context.store.replay import Replayer
-from aether_context.tokens.model_limits import bare_model_name, known_window, model_window
+from aether_context.tokens.model_limits import bare_model_name, known_window, listed_models, model_window
+
+ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.parametrize(
@@ -463,3 +469,41 @@ def test_of_several_models_the_smallest_counts() -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=model, instruction="Help."))
     chat.say("Hello")
     assert (chat.manifests()[0].window, chat.manifests()[0].most_window) == (128_000, 272_000)
+
+
+# The public list of models, as the installed `genai-prices` has it.
+
+_CALLED = re.compile(r"(?:gemini|gemma|claude)-\d|gpt-[4-9]|o[1-9]")
+_NAMED = re.compile(
+    r"""(?x) (?: --model[ ] | (?:model\w*|default|summarizer|critic) ["']? \s*[=:]\s* (?:\w+\()? ["'] ) (?:\w+/)?
+    ((?:gemini|claude|gpt|o\d)-[\w.-]+)"""
+)
+"""A name where somebody would copy it from, or a default."""
+
+
+def listed() -> dict[str, ModelInfo]:
+    providers = {provider.id: provider.models for provider in get_snapshot().providers}
+    models = [model for name in ("google", "openai", "anthropic") for model in providers[name]]
+    return {model.id: model for model in models if _CALLED.match(model.id) and not model.deprecated}
+
+
+def test_no_listed_model_gets_more_than_its_window_and_each_has_one() -> None:
+    windows = {name: model.context_window for name, model in listed().items() if model.context_window}
+    assert len(windows) > 60
+    assert {name: tokens for name, tokens in windows.items() if not 0 < (known_window(name) or 0) <= tokens} == {}
+
+
+def test_examples_and_defaults_name_models_that_are_listed_and_have_a_price() -> None:
+    folders = [ROOT / name for name in ("docs", "samples", "aether_context")]
+    files = [
+        ROOT / "README.md",
+        *(path for folder in folders for ending in ("md", "py") for path in folder.rglob(f"*.{ending}")),
+    ]
+    named = {name.removesuffix("-offline") for path in files for name in _NAMED.findall(path.read_text("utf-8"))}
+    assert {"gemini-flash-latest", "claude-sonnet-5-5"} <= named
+    for name in named:
+        models = listed_models(name)
+        assert models, f"{name} is not listed"
+        assert not models[0].deprecated, name
+        assert models[0].prices, name
+        assert not re.search(r"\d{6}|\d\d-\d\d", name), f"{name} has the date of a version, which ends"

@@ -6,6 +6,8 @@ import hashlib
 import io
 import re
 import threading
+import unicodedata
+from bisect import bisect
 from collections.abc import Sequence
 from functools import lru_cache
 from importlib.resources import files
@@ -20,7 +22,6 @@ from numpy.typing import NDArray
 from aether_context.canonical import digest_of
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError, near_names
 from aether_context.retrieval.terms import STOP_WORDS
-from aether_context.tokens.counters import sound
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -145,13 +146,15 @@ _MOST_CHARACTERS = 8_000
 _MOST_TOKENS = 1_024
 _BATCH = 1_024
 _MOST_WORDS, _LONGEST_WORD = 100_000, 30
+_LONGEST_PART = 100
+"""Longer parts of words are unknown."""
 
 
 class StaticEmbedder:
     """The model inside the package: one vector a token, summed. Threads may share it.
 
-    It makes thousands of vectors a second with nothing but numpy and a tokenizer. Of a text the first 8,000 characters
-    and 1,024 tokens count.
+    It makes thousands of vectors a second with nothing but numpy. Of a text the first 8,000 characters and 1,024 tokens
+    count.
     """
 
     @property
@@ -164,6 +167,45 @@ class StaticEmbedder:
         return unit(np.concatenate(sums))
 
 
+def _bounds(ranges: str) -> list[int]:
+    """The code points at which ranges begin, and those behind their ends, in turn."""
+    return [int(bound, 16) + at % 2 for at, bound in enumerate(re.split(r"[-\s]", ranges))]
+
+
+_IDEOGRAPHS = _bounds("3400-4dbf 4e00-9fff f900-faff 20000-2a6df 2a700-2b81f 2b920-2ceaf 2f800-2fa1f")
+_LETTERS_OF_OLD = _bounds(
+    """5c8-5f2 61d-61d 7fa-815 85f-8e2 9e4-a00 a76-a80 af1-b00 b4e-b55 c01-c3d c64-c80 c82-cbb ce4-d00 d02-d40 d64-dc9
+eba-eba ece-f03 180f-18a8 1abe-1aff 1b43-1b59 1b74-1b7f 1df6-1dfb 2e43-3000 a827-a873 a8c5-a8cd a8fd-a925 a9bd-a9c0
+10b9d-11000 1104e-1107e 110c2-110ff 111ce-111da 1123e-112a8 11302-1133b 11375-114b2 11644-116aa 116b8-1171c 1173f-1246f
+12475-16a6d 16b45-16f8e 16f93-1bc9c 1bca4-1d166 1d245-1d9ff 1dab0-1e8cf 1e8d7-e0000"""
+)
+"""Code points between which Unicode 8, by which the teacher read, has neither marks, punctuation nor controls: what
+later versions put there is a letter to it, so that every Python splits alike."""
+_RECLASSIFIED = {0x166D: " \u166d ", 0x1734: "", 0x1171E: "", 0x111C9: " \U000111c9 "}
+"""Characters that were of another kind then."""
+
+
+class _Characters(dict[int, str]):
+    """A character's part in words, by its code point: lower case, without accents, blanks around what is a word.
+
+    It does as BERT's normalizer does (``BertNormalizer`` and ``BertPreTokenizer`` of the package `tokenizers`).
+    """
+
+    def __missing__(self, point: int) -> str:
+        result = "".join(map(self._plain, unicodedata.normalize("NFD", chr(point))))
+        return self.setdefault(point, f" {result} " if bisect(_IDEOGRAPHS, point) % 2 else result)
+
+    def _plain(self, char: str) -> str:
+        kind = unicodedata.category(char)
+        if char in "\t\n\r" or kind[0] == "Z":
+            return " "
+        is_known = not bisect(_LETTERS_OF_OLD, ord(char)) % 2
+        if char == "\ufffd" or (kind in ("Cc", "Cf", "Co", "Cs", "Mn") and is_known):
+            return ""
+        is_mark = (kind[0] == "P" and is_known) or (char.isascii() and not char.isalnum())
+        return f" {char} " if is_mark else char.lower()
+
+
 class _Model:
     """A table of vectors and its teacher's tokenizer: lower case, accents off, WordPiece.
 
@@ -172,37 +214,42 @@ class _Model:
     """
 
     def __init__(self, data: bytes) -> None:
-        from tokenizers import Tokenizer, models, normalizers, pre_tokenizers
-
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             self.vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
-            self.known = frozenset(self.vocabulary)
             self.rows: Rows = archive["rows"]
-        pieces = models.WordPiece({token: number for number, token in enumerate(self.vocabulary)}, unk_token="[UNK]")
-        self._tokenizer = Tokenizer(pieces)
-        self._tokenizer.normalizer = normalizers.BertNormalizer(lowercase=True)
-        self._tokenizer.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+        self.numbers = {token: number for number, token in enumerate(self.vocabulary)}
+        self._longest = max(map(len, self.vocabulary))
+        self._characters = _Characters(_RECLASSIFIED)
         self._pieces: dict[str, bytes] = {}
         self._texts: dict[str, NDArray[np.uint16]] = {}
 
     def tokens(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """The numbers of each text's tokens, in their order."""
-        # No token reaches across what a tokenizer's normalizer takes for a blank (other white space is a control
-        # character to it, and no end), so that a word is taken apart once, however often it is said.
-        starts = (sound(text[:_MOST_CHARACTERS]) for text in texts)
+        # No token reaches across a blank, so that a word is taken apart once, however often it is said.
+        starts = (text[:_MOST_CHARACTERS] for text in texts)
         words = [text.replace("\t", " ").replace("\n", " ").replace("\r", " ").split(" ") for text in starts]
         different = set().union(*words)
         if len(ids_of := self._pieces) > _MOST_WORDS:
             self._pieces = ids_of = {}
         pieces = {word: ids_of[word] for word in different & ids_of.keys()}
-        new = list(different - pieces.keys())
-        encoded = self._tokenizer.encode_batch_fast(new, add_special_tokens=False)
-        ids = (np.array(item.ids, np.uint16).tobytes() for item in encoded)
-        pieces.update(zip(new, ids, strict=True))
-        ids_of.update((word, pieces[word]) for word in new if len(word) <= _LONGEST_WORD)
+        pieces |= {word: np.array(self._word_ids(word), np.uint16).tobytes() for word in different - pieces.keys()}
+        ids_of.update((word, ids) for word, ids in pieces.items() if len(word) <= _LONGEST_WORD)
         joined = (b"".join(map(pieces.__getitem__, of_text)) for of_text in words)
         return [np.frombuffer(of_text, np.uint16)[:_MOST_TOKENS] for of_text in joined]
+
+    def _word_ids(self, word: str) -> list[int]:
+        """The numbers of the longest pieces from the left; a part of which any has none is the unknown token."""
+        numbers, result = self.numbers, list[int]()
+        for part in word.translate(self._characters).split():
+            start, mark, ids = 0, "", list[int]()
+            while start < len(part) <= _LONGEST_PART:
+                ends = range(min(len(part), start + self._longest), start, -1)
+                end = next((end for end in ends if mark + part[start:end] in numbers), _LONGEST_PART + 1)
+                ids.append(numbers.get(mark + part[start:end], -1))
+                start, mark = end, "##"
+            result += ids if start == len(part) else [numbers["[UNK]"]]
+        return result
 
     def tokens_once(self, texts: Sequence[str]) -> list[NDArray[np.uint16]]:
         """The same for texts that searches compare again and again: those of the latest 2,000 are kept."""
@@ -260,7 +307,7 @@ def word_by_word(query: str, texts: Sequence[str]) -> NDArray[np.float64]:
 def known_words(text: str) -> bool:
     """Tells whether the model in the package knows most words of a text whole, as it does of English."""
     words = re.findall(r"[^\W\d_]+", text.lower())
-    return 2 * sum(word in _model().known for word in words) > len(words)
+    return 2 * sum(word in _model().numbers for word in words) > len(words)
 
 
 @lru_cache(maxsize=1)

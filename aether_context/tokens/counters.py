@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Generic, NamedTuple, Protocol, TypeVar
 
 from aether_context.canonical import digest_of
-from aether_context.errors import TokenCountingError
+from aether_context.errors import MissingExtra, TokenCountingError
 from aether_context.pack import Accuracy
 from aether_context.tokens.model_limits import bare_model_name
 
@@ -218,10 +218,12 @@ def tokenizer_of_file(path: str) -> Tokenizer:
     """Counts by a Hugging Face ``tokenizer.json``, which is read once a process.
 
     Raises:
-        TokenCountingError: the file cannot be read, or is none.
+        TokenCountingError: the file cannot be read, or is none, or the extra ``tokenizers`` is not installed.
     """
-    from tokenizers import Tokenizer as FileTokenizer
-
+    try:
+        from tokenizers import Tokenizer as FileTokenizer
+    except ImportError as error:
+        raise TokenCountingError("file", str(MissingExtra("tokenizers", "a tokenizer.json"))) from error
     try:
         data = Path(path).expanduser().read_bytes()
     except OSError as error:

@@ -31,7 +31,17 @@ from aether_context.errors import AetherContextError
 _Command = TypeVar("_Command", bound=Callable[..., Any])
 
 
+_EVERYDAY = ("demo", "doctor", "list", "inspect", "why", "usage", "serve")
+
+
 class _Commands(click.Group):
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        for title, names in ("Every day", _EVERYDAY), ("Now and then", sorted({*self.commands} - {*_EVERYDAY})):
+            with formatter.section(title):
+                formatter.write_dl(
+                    [(name, self.commands[name].get_short_help_str(formatter.width - 18)) for name in names]
+                )
+
     def invoke(self, ctx: click.Context) -> Any:
         for stream in (sys.stdout, sys.stderr):
             if isinstance(stream, io.TextIOWrapper):
@@ -142,7 +152,7 @@ _all_option = click.option("--all", "everything", is_flag=True, help="Every row 
 @click.group(
     cls=_Commands,
     context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
-    epilog=_examples("demo", "list", "inspect", "verify --replay", "inspect --help"),
+    epilog=_examples("demo", "doctor", "list", "inspect", "verify --replay", "inspect --help"),
 )
 @click.version_option(__version__, prog_name="aether-context")
 def main() -> None:
@@ -152,6 +162,16 @@ def main() -> None:
 
     Exit codes: 0 fine, 1 a check failed or two packs differ, 2 wrong usage, 3 something is not there or the store
     cannot be read, 130 stopped by Ctrl-C.
+    """
+
+
+@_command("doctor.show_findings", "doctor", "doctor s3://bucket/packs", "doctor --json")
+@_store_option
+@_json_option("The same as JSON.")
+def doctor() -> None:
+    """Tells whether it works: versions, extras, the store, and what the newest twenty packs could not do as asked.
+
+    It writes an empty file into the store and deletes it again. The exit code is 1 where it finds a problem.
     """
 
 
