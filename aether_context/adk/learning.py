@@ -13,22 +13,25 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.adk.call import PreviousCall
+from aether_context.adk.call import AgentKey, PreviousCall, agent_key
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.history import LENGTH
 from aether_context.adk.session import distrust_thoughts
-from aether_context.adk.tracing import count_cached
-from aether_context.adk.usage import reported
+from aether_context.adk.tracing import count_cached, trace_loss
+from aether_context.adk.usage import Reported, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits
 from aether_context.adk.wiring import PackerParts
-from aether_context.pack import METADATA
+from aether_context.evidence.record import READERS
+from aether_context.pack import METADATA, Pack
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
+from aether_context.usage import CallUsage
+from aether_context.usage.cache import MENDABLE, CachedCall, cache_loss
 
 logger = logging.getLogger("aether_context")
 
-_MOST_REFUSED = 512
+_MOST_REFUSED, _MOST_CACHED = 512, 2_048
 
 
 def _sent_text(last: PreviousCall | None) -> str:
@@ -46,6 +49,8 @@ class Learning:
     def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
         self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
+        self._cached: SharedLRU[AgentKey, tuple[str, CachedCall]] = SharedLRU(_MOST_CACHED)
+        self._warned: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_CACHED)
 
     async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
@@ -109,6 +114,7 @@ class Learning:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
+            self._parts.failures.guarded(lambda: self._watch_cache(last.name, pack, usage), None)
             about = (("cutoff", last.cutoff), (LENGTH, last.length), ("step", last.planned.step.step_id))
             details = {name: value for name, value in about if value}
             facts = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **details}
@@ -133,6 +139,25 @@ class Learning:
         }
         self._parts.recorder.outcome(last.pack.identity, self._parts.policy.mask.json(outcome))
         return limits
+
+    def _watch_cache(self, name: str, pack: Pack, usage: Reported) -> None:
+        """Tells the trace what a provider's cache had of a call and did not serve, and once a session also the log,
+        where the app can mend it."""
+        key, share = agent_key(pack.identity), pack.tokens.expected / max(1, pack.tokens.counted)
+        shared_tokens = round(share * (pack.prefix.shared_tokens or 0))
+        call = CallUsage.of_outcome(usage._asdict(), pack.tokens.expected, shared_tokens)
+        tools, (answered, before) = tuple(tool.name for tool in pack.tools.sent), self._cached.get(key) or ("", None)
+        if call is None or call.input_estimated or answered == name:
+            return
+        cached = CachedCall(pack.source.request.model, pack.identity.last_event_time, tools, call.input_tokens)
+        self._cached.put(key, (name, cached))
+        if before is None or (loss := cache_loss(before, cached, pack.prefix, call, READERS)) is None:
+            return
+        trace_loss(loss)
+        if loss.breaker in MENDABLE and self._warned.get(key[:3]) is None:
+            self._warned.put(key[:3], True)
+            text = "session %r: the cache lost %d tokens, since the %s changed; `aether-context usage` has all losses"
+            logger.warning(text, pack.identity.session, loss.tokens, loss.breaker)
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""

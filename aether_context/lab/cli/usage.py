@@ -12,6 +12,7 @@ from aether_context.lab.cli import packs
 from aether_context.lab.cli.rendering import print_comparison
 from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
 from aether_context.lab.reading import Comparison, Reading
+from aether_context.lab.reading.cache import CacheWitness
 from aether_context.store import Manifest, PackStore
 from aether_context.usage import Totals, accuracy
 
@@ -69,13 +70,14 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
-    compared = Comparison()
+    compared, witness = Comparison(), CacheWitness()
 
     for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
             continue
-        compared.add(manifest, manifest.usage(outcome))
+        compared.add(manifest, call := manifest.usage(outcome))
+        witness.add(manifest, call)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **effects)
@@ -92,11 +94,15 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     if as_json:
         groups_json = [dict(zip(by, key, strict=True)) | group.figures() for key, group in rows]
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
+        report["cache_losses"] = witness.to_json()
         sides = {"packed": _side(compared.packed), "unpacked": _side(compared.unpacked)}
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     else:
         _print(by, rows, all_calls, acts)
         say()
+        if witness.rows:
+            print_table(("cache lost to", ">calls", ">tokens", ">cost above cached"), witness.rows)
+            say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
         say_error(f"unreadable: {fault}", "red")
