@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
-import logging
-import os
-from collections.abc import Iterator
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any
@@ -65,9 +63,8 @@ class Caching(Scripted):
 
 
 @pytest.fixture
-def clock() -> Iterator[list[float]]:
-    time = [1_790_000_000.0]
-    yield time
+def clock() -> list[float]:
+    return [1_790_000_000.0]
 
 
 class Planted:
@@ -104,8 +101,6 @@ class Planted:
 
     def run(self) -> dict[int, str]:
         """Who broke the cache, by the numbers of calls."""
-        import asyncio
-
         asyncio.run(self._talk())
         witness = CacheWitness()
         calls = [(one, one.usage(self.chat.store.outcome(one))) for one in self.chat.manifests()]
@@ -134,7 +129,7 @@ def test_a_pause_is_called_a_pause_and_a_provider_that_forgets_is_named(clock: l
 def test_where_nothing_is_lost_nobody_is_named(clock: list[float]) -> None:
     assert Planted(clock).run() == {}
     cutting = Planted(clock, policy=PackPolicy(max_input_tokens=4_000)).run()
-    assert set(cutting.values()) == {"cut"}
+    assert set(cutting.values()) <= {"cut", "pack"}, "nobody of the app is named"
 
 
 def test_losses_and_what_was_served_add_up_to_the_bill(clock: list[float]) -> None:

@@ -489,7 +489,9 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
     if shared_blocks == len(previous_blocks):
         return Prefix(shared_tokens=shared, broken_by=None)
     # A content that goes out whole, and was never a packed message, is as the host has it: then the host changed it.
-    parted = [item for item in contents[max(0, shared_blocks - head) :][:1] if item.form == "whole" and item.origin >= 0]
+    parted = [
+        item for item in contents[max(0, shared_blocks - head) :][:1] if item.form == "whole" and item.origin >= 0
+    ]
     packed_messages = {message.of for message in source.epoch.payloads}
     causes: dict[PrefixBreak, bool] = {
         "system_changed": previous.system.digest != sent_request.system.digest,

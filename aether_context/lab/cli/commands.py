@@ -238,6 +238,18 @@ def why_command() -> None:
     """
 
 
+@_command("regrets.show_regrets", "regrets", "regrets --session s1", "regrets --app shop --json")
+@_stored_packs
+@_json_option("The same as JSON.")
+def regrets_command() -> None:
+    """Tells what cuts had taken and came back: fetched, asked again by the same tool call, or said again by a person.
+
+    For each text it names the cut, the tokens and price of what came anew, and the cheapest setting that keeps the
+    text when the session is played again, in at most 500 packs. A message says another one again where it has at least
+    four of its words and 80% of them. It needs packs with record = "full".
+    """
+
+
 @_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
 @click.argument("pack_ids", nargs=-1, metavar="[PACK]...")
 @_stored_packs
