@@ -32,6 +32,7 @@ from aether_context.usage.cache import MENDABLE, CachedCall, cache_loss
 logger = logging.getLogger("aether_context")
 
 _MOST_REFUSED, _MOST_CACHED = 512, 2_048
+_CACHE_LOST = "session {!r}: the provider's cache did not serve what it had: `aether-context list` says at which calls"
 
 
 def _sent_text(last: PreviousCall | None) -> str:
@@ -50,7 +51,6 @@ class Learning:
         self._parts = parts
         self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
         self._cached: SharedLRU[AgentKey, tuple[str, CachedCall]] = SharedLRU(_MOST_CACHED)
-        self._warned: SharedLRU[tuple[str, ...], bool] = SharedLRU(_MOST_CACHED)
 
     async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
@@ -143,21 +143,20 @@ class Learning:
     def _watch_cache(self, name: str, pack: Pack, usage: Reported) -> None:
         """Tells the trace what a provider's cache had of a call and did not serve, and once a session also the log,
         where the app can mend it."""
-        key, share = agent_key(pack.identity), pack.tokens.expected / max(1, pack.tokens.counted)
-        shared_tokens = round(share * (pack.prefix.shared_tokens or 0))
-        call = CallUsage.of_outcome(usage._asdict(), pack.tokens.expected, shared_tokens)
-        tools, (answered, before) = tuple(tool.name for tool in pack.tools.sent), self._cached.get(key) or ("", None)
-        if call is None or call.input_estimated or answered == name:
+        identity, tokens = pack.identity, pack.tokens
+        shared_tokens = tokens.expected * (pack.prefix.shared_tokens or 0) // max(1, tokens.counted)
+        call = CallUsage.of_outcome(usage._asdict(), tokens.expected, shared_tokens)
+        if call is None or call.input_estimated:
             return
-        cached = CachedCall(pack.source.request.model, pack.identity.last_event_time, tools, call.input_tokens)
-        self._cached.put(key, (name, cached))
-        if before is None or (loss := cache_loss(before, cached, pack.prefix, call, READERS)) is None:
-            return
-        trace_loss(loss)
-        if loss.breaker in MENDABLE and self._warned.get(key[:3]) is None:
-            self._warned.put(key[:3], True)
-            text = "session %r: the cache lost %d tokens, since the %s changed; `aether-context usage` has all losses"
-            logger.warning(text, pack.identity.session, loss.tokens, loss.breaker)
+        tools = tuple(tool.name for tool in pack.tools.sent)
+        cached = CachedCall(pack.source.request.model, identity.last_event_time, tools, call)
+        answered, earlier = self._cached.get(agent_key(identity)) or ("", cached)
+        self._cached.put(agent_key(identity), (name, cached))
+        loss = cache_loss(earlier, cached, pack.prefix, READERS) if answered not in ("", name) else None
+        if loss is not None:
+            trace_loss(loss)
+        if loss is not None and loss.breaker in MENDABLE:
+            self._parts.failures.warn_once(_CACHE_LOST.format(identity.session))
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""

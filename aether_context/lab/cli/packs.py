@@ -14,11 +14,10 @@ from aether_context.lab.cli.terminal import (
     watched,
 )
 from aether_context.lab.reading import session_packs
-from aether_context.lab.reading.cache import CacheWitness
+from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import Listing, name_of
 from aether_context.usage import Totals
-from aether_context.usage.cache import CacheLoss
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
@@ -109,7 +108,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     return NOT_THERE if unreadable else 0
 
 
-def _row(manifest: Manifest, used: Totals, loss: CacheLoss | None) -> tuple[object, ...]:
+def _row(manifest: Manifest, used: Totals, loss: PricedLoss | None) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
@@ -117,7 +116,7 @@ def _row(manifest: Manifest, used: Totals, loss: CacheLoss | None) -> tuple[obje
     return manifest.number, *names, room, used.cost_text, loss, epoch, user_words
 
 
-def _value(store: PackStore, manifest: Manifest, used: Totals, loss: CacheLoss | None) -> JSON:
+def _value(store: PackStore, manifest: Manifest, used: Totals, loss: PricedLoss | None) -> JSON:
     names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
     names += ("model", "window", "off", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")

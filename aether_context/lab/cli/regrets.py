@@ -15,12 +15,12 @@ _MOST_PACKS = 500
 
 
 def show_regrets(url: str, *, as_json: bool, **selection: str | None) -> int:
-    store, shown, problems = packs.require(PackStore(url)), list[Regret](), list[str]()
+    store, listed, problems = packs.require(PackStore(url)), list[Regret](), list[str]()
     for regret in regrets(store, most_packs=_MOST_PACKS, **selection):
         if isinstance(regret, str):
             problems.append(regret)
             continue
-        shown.append(regret)
+        listed.append(regret)
         if not as_json:
             name = regret.tool and f" of {regret.tool}"
             head(f"call {regret.call.number} of session {regret.call.session}: {regret.kind}{name}")
@@ -28,17 +28,20 @@ def show_regrets(url: str, *, as_json: bool, **selection: str | None) -> int:
             say(f"  cut before call {regret.cut}; {regret.tokens:,} tokens anew{_price(regret.cost_usd)}")
             say(f"  {regret.cure}") if regret.cure else None
     if as_json:
-        print_json({"regrets": [_value(regret) for regret in shown], "unusable": list(problems)})
+        print_json({"regrets": [_value(regret) for regret in listed], "unusable": list(problems)})
     else:
-        tokens, costs = sum(regret.tokens for regret in shown), [it.cost_usd for it in shown if it.cost_usd is not None]
-        say(f"{len(shown):,} texts came back after a cut: {tokens:,} tokens{_price(sum(costs) if costs else None)}")
+        tokens, costs = (
+            sum(regret.tokens for regret in listed),
+            [it.cost_usd for it in listed if it.cost_usd is not None],
+        )
+        say(f"{len(listed):,} texts came back after a cut: {tokens:,} tokens{_price(sum(costs) if costs else None)}")
     for problem in problems if not as_json else ():
         say_error(f"left out: {problem}", "red")
     return NOT_THERE if problems else 0
 
 
-def _price(cost: Decimal | int | None) -> str:
-    return "" if cost is None else f", {dollars(Decimal(cost))}"
+def _price(cost: Decimal | None) -> str:
+    return "" if cost is None else f", {dollars(cost)}"
 
 
 def _value(regret: Regret) -> JSON:

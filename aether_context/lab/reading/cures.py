@@ -60,7 +60,7 @@ class Cures:
             holds: tells of a piece of a request whether it holds the text; None where it has to stand there as it is,
                 by a setting and not by a note.
         """
-        self._text, self._holds = text if holds else "", holds or (lambda piece: text in piece)
+        self._text, self._holds = text if holds else "", holds or (lambda sent_text: text in sent_text)
         self._manifest, self._policy, self._packs_left = manifest, self._replayer.policy(manifest), most_packs
         whose = manifest.agent, manifest.branch
         # The agent's own calls come first: where they lose the text, the others need not be played.

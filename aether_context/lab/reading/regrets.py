@@ -64,8 +64,8 @@ def regrets(store: PackStore, *, most_packs: int = 0, **selection: str | None) -
     for folder in folders([store], **selection):
         replayer, cures = Replayer(store), list[Cures]()
         try:
-            found = [each for session in recorded_sessions(folder, replayer) for each in _of_session(session)]
-            for regret in sorted(found, key=lambda each: each.call.number):
+            in_folder = [each for session in recorded_sessions(folder, replayer) for each in _of_session(session)]
+            for regret in sorted(in_folder, key=lambda each: each.call.number):
                 cures += [Cures(replayer, regret.call)] if most_packs and not cures else []
                 tools = [regret.tool] if regret.tool else []
                 cured = [cure.cheapest(regret.lacking, tools, most_packs, regret.text) for cure in cures if regret.text]
@@ -76,10 +76,10 @@ def regrets(store: PackStore, *, most_packs: int = 0, **selection: str | None) -
 
 def _of_session(session: RecordedSession) -> Iterator[Regret]:
     cut_at = dict[int, int]()
-    for before, call in pairwise((None, *session.calls)):
+    for previous, call in pairwise((None, *session.calls)):
         assert call is not None
-        if before is not None and call.manifest.first_call and call.request_index is not None:
-            yield from _said_again(call, before.manifest, call.request_index, cut_at)
+        if previous is not None and call.manifest.first_call and call.request_index is not None:
+            yield from _said_again(call, previous.manifest, call.request_index, cut_at)
         new = (at for at in range(call.length) if at not in cut_at and not is_live(call.manifest.epoch, at))
         cut_at |= dict.fromkeys(new, call.manifest.number)
         if cut_at and any(content.calls for content in call.answer):
@@ -97,19 +97,19 @@ def _regret(
     return Regret(**facts, text=text, tokens=tokens, cost_usd=cost)
 
 
-def _said_again(call: RecordedCall, before: Manifest, place: int, cut_at: Mapping[int, int]) -> Iterator[Regret]:
+def _said_again(call: RecordedCall, lacking: Manifest, index: int, cut_at: Mapping[int, int]) -> Iterator[Regret]:
     """The message at a place, where it says one again that was cut, and none that still stands."""
-    words = set(query_terms(call.history[place].words))
+    words = set(query_terms(call.history[index].words))
 
     def is_said(sentence: str) -> bool:
-        earlier = set(query_terms(sentence))
-        return len(earlier & words) >= max(_LEAST_TERMS, _LEAST_SHARE * len(earlier))
+        wanted_words = set(query_terms(sentence))
+        return len(wanted_words & words) >= max(_LEAST_TERMS, _LEAST_SHARE * len(wanted_words))
 
-    people = ((at, item.words) for at, item in enumerate(call.history[:place]) if item.role == "user")
-    said = [(at, sentence) for at, text in people for sentence in _SENTENCE.split(text) if is_said(sentence)]
-    if said and all(at in cut_at for at, _ in said):
-        at, sentence = said[-1]
-        yield _regret(call, before, "said again", sentence, sentence, cut=cut_at[at])
+    people = ((at, item.words) for at, item in enumerate(call.history[:index]) if item.role == "user")
+    earlier = [(at, sentence) for at, text in people for sentence in _SENTENCE.split(text) if is_said(sentence)]
+    if earlier and all(at in cut_at for at, _ in earlier):
+        at, sentence = earlier[-1]
+        yield _regret(call, lacking, "said again", sentence, sentence, cut=cut_at[at])
 
 
 def _asked_again(call: RecordedCall, cut_at: Mapping[int, int]) -> Iterator[Regret]:
@@ -126,9 +126,9 @@ def _asked_again(call: RecordedCall, cut_at: Mapping[int, int]) -> Iterator[Regr
         kind: Return = "asked again"
         earlier = [(at, text) for at, text, asked_at, _ in same if asked_at < call.length]
         if part.name in READERS and (uris := artifact_uris(part.text)):
-            kind, past = "fetched", [(max(cut_at), "")] if HISTORY in uris else []
+            kind, of_history = "fetched", [(max(cut_at), "")] if HISTORY in uris else []
             named = [(at, text) for at, text, _, _ in pairs if at < call.length and any(uri in text for uri in uris)]
-            earlier = past or named
+            earlier = of_history or named
         if earlier and all(at in cut_at for at, _ in earlier):
             at, text = earlier[-1]
             tool = "" if part.name in READERS else part.name

@@ -14,14 +14,13 @@ from cachetools import LRUCache
 from aether_context.errors import ArtifactError, ChecksumMismatch, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.lab.reading import Comparison, PackView, Piece, TextChange
-from aether_context.lab.reading.cache import CacheWitness
+from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.lab.reading.difference import UNSENT
 from aether_context.pack import NOTHING, Layer
 from aether_context.packing import payload
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
 from aether_context.usage import CallUsage, Totals
-from aether_context.usage.cache import CacheLoss
 
 _PLANNED = (None, "cut", "new_invocation")
 """Ends of a common prefix that are expected."""
@@ -52,7 +51,7 @@ class Session:
         self.calls = sorted(calls, key=lambda call: (call.pack_id[:28], call.manifest.call if call.manifest else 0))
         self.owner, self.last, self.totals = calls[-1].names[:3], calls[-1].manifest, Totals()
         self.flags = Counter(flag for call in calls for flag in call.flags)
-        self.witness, self.losses = CacheWitness(), dict[str, CacheLoss | None]()
+        self.witness, self.losses = CacheWitness(), dict[str, PricedLoss | None]()
         for call in self.calls:
             if call.manifest is not None:
                 self.owner, self.last = call.names[:3], call.manifest
