@@ -359,10 +359,10 @@ def compare_command() -> None:
 @_stored_packs
 @click.option(
     "--by",
-    type=click.Choice(["agent", "day", "model", "session"]),
+    type=click.Choice(["agent", "day", "model", "session", "tool"]),
     multiple=True,
     default=("agent", "day"),
-    help="A row for each of these; may be given more than once.",
+    help="A row for each of these; may be given more than once, but for tool.",
 )
 @_json_option("The same as JSON; null is unknown.")
 def usage() -> None:

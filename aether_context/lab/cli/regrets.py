@@ -26,15 +26,14 @@ def show_regrets(url: str, *, as_json: bool, **selection: str | None) -> int:
             head(f"call {regret.call.number} of session {regret.call.session}: {regret.kind}{name}")
             say(f"  “{one_line(regret.text, 140) or 'anything of the past'}”")
             say(f"  cut before call {regret.cut}; {regret.tokens:,} tokens anew{_price(regret.cost_usd)}")
-            say(f"  {regret.cure}") if regret.cure else None
+            for sentence in filter(None, [regret.cure]):
+                say(f"  {sentence}")
     if as_json:
         print_json({"regrets": [_value(regret) for regret in listed], "unusable": list(problems)})
     else:
-        tokens, costs = (
-            sum(regret.tokens for regret in listed),
-            [it.cost_usd for it in listed if it.cost_usd is not None],
-        )
-        say(f"{len(listed):,} texts came back after a cut: {tokens:,} tokens{_price(sum(costs) if costs else None)}")
+        tokens, costs = sum(it.tokens for it in listed), [it.cost_usd for it in listed if it.cost_usd is not None]
+        price = _price(sum(costs, Decimal()) if costs else None)
+        say(f"{len(listed):,} texts came back after a cut: {tokens:,} tokens{price}")
     for problem in problems if not as_json else ():
         say_error(f"left out: {problem}", "red")
     return NOT_THERE if problems else 0

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+
+import click
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
@@ -13,7 +15,10 @@ from aether_context.lab.cli.rendering import print_comparison
 from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
 from aether_context.lab.reading import Comparison, Reading
 from aether_context.lab.reading.cache import CacheWitness
+from aether_context.lab.reading.tools import ToolUses
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import Listing
+from aether_context.store.replay import Replayer
 from aether_context.usage import Totals, accuracy
 
 
@@ -67,6 +72,8 @@ class _Group:
 def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
     listed, by = packs.selected_packs(store := PackStore(url), **selection), tuple(dict.fromkeys(by))
+    if "tool" in by:
+        return _show_tools(store, listed, by, as_json)
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
@@ -105,6 +112,31 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
             say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
+        say_error(f"unreadable: {fault}", "red")
+    return NOT_THERE if unreadable else 0
+
+
+def _show_tools(store: PackStore, listed: Mapping[str, Listing], by: Sequence[str], as_json: bool) -> int:
+    """Prints the declarations and results of each tool, sent over all calls, with their price."""
+    if by != ("tool",):
+        raise click.UsageError("--by tool stands alone: a call has several tools")
+    uses, replayer, unreadable = ToolUses(), Replayer(store), list[AetherContextError]()
+    for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
+        try:
+            if isinstance(manifest, AetherContextError):
+                raise manifest
+            uses.add(replayer, manifest, manifest.usage(outcome))
+        except AetherContextError as error:
+            unreadable.append(error)
+    if as_json:
+        by_name = sorted(uses.by_name.items())
+        tools = [{"tool": name, **asdict(use), "cost_usd": float(use.cost_usd)} for name, use in by_name]
+        print_json({"tools": tools, "unread": uses.unread, "unreadable": len(unreadable)})
+        return NOT_THERE if unreadable else 0
+    print_table(("tool", ">calls", ">declared", ">results", ">cost"), uses.rows)
+    if uses.unread:
+        say(f"{uses.unread:,} calls are not counted: their texts are not recorded, or they sent no pack")
+    for fault in unreadable:
         say_error(f"unreadable: {fault}", "red")
     return NOT_THERE if unreadable else 0
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -16,10 +17,12 @@ from aether_context.evidence import evidence_key
 from aether_context.lab.reading import Comparison, PackView, Piece, TextChange
 from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.lab.reading.difference import UNSENT
+from aether_context.lab.reading.tools import ToolUses
 from aether_context.pack import NOTHING, Layer
 from aether_context.packing import payload
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
+from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage, Totals
 
 _PLANNED = (None, "cut", "new_invocation")
@@ -63,6 +66,16 @@ class Session:
     def compared(self) -> Comparison:
         """The calls with their packs, and an estimate of them without."""
         return Comparison((call.manifest, call.answer) for call in self.calls if call.manifest is not None)
+
+
+def tool_rows(store: PackStore, calls: Iterable[Call]) -> list[tuple[str, int, int, int, str]]:
+    """The tools of calls, as `ToolUses.rows`; what cannot be read is left out."""
+    uses, replayer = ToolUses(), Replayer(store)
+    for call in calls:
+        with suppress(Exception):  # whoever can write into the store can put anything into its files
+            if call.manifest is not None:
+                uses.add(replayer, call.manifest.model_copy(), call.answer)
+    return uses.rows
 
 
 class CallReader:
