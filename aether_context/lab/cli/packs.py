@@ -113,7 +113,7 @@ def _row(manifest: Manifest, used: Totals, loss: PricedLoss | None) -> tuple[obj
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     names, user_words = (manifest.pack_id, time, *manifest.session_key, agent), one_line(manifest.words, 60)
-    return manifest.number, *names, room, used.cost_text, loss, epoch, user_words
+    return manifest.number, *names, room, used.cost_text, loss or "", epoch, user_words
 
 
 def _value(store: PackStore, manifest: Manifest, used: Totals, loss: PricedLoss | None) -> JSON:
