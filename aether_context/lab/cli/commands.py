@@ -410,6 +410,7 @@ def forget() -> None:
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
 @click.option("--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send.")
+@click.option("--mcp", is_flag=True, help="Serve tools for a coding assistant, over standard input and output.")
 def serve() -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
@@ -418,6 +419,8 @@ def serve() -> None:
 
     With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
     holds no script. Needs the extra "viewer".
+
+    With --mcp an assistant can call list, inspect, why, diff, usage and regrets. Needs the extra "mcp".
     """
 
 
