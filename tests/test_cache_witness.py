@@ -168,3 +168,10 @@ def test_the_span_of_the_model_call_has_the_loss(clock: list[float], traces: Tra
     attributes = [dict(span.attributes) for span in traces.all if "aether_context.cache.lost_to" in span.attributes]
     assert [one["aether_context.cache.lost_to"] for one in attributes] == ["instruction"]
     assert attributes[0]["aether_context.cache.lost_tokens"] == pytest.approx(planted.losses[5].tokens, abs=1)
+
+
+def test_several_answers_of_one_call_lose_nothing_to_each_other(traces: Traces) -> None:
+    usage = types.GenerateContentResponseUsageMetadata(prompt_token_count=4_000, cached_content_token_count=0)
+    answers = [LlmResponse(content=types.ModelContent(text), usage_metadata=usage) for text in ("one", "two")]
+    Chat(script=["ok", tuple(answers)]).say("Hello?", "Again?")
+    assert not any("aether_context.cache.lost_to" in span.attributes for span in traces.all)

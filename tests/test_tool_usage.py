@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 from browsing import Browser
 from click.testing import CliRunner
-from scripted import Chat, call, look_up, send_mail
+from scripted import Chat, call, look_up, send_mail, was_cut
 
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
@@ -18,13 +18,14 @@ from aether_context.store.replay import Replayer
 
 def talk() -> Chat:
     script = [call("look_up", key="a"), "one", call("send_mail", to="ann"), call("look_up", key="b"), "two", "three"]
-    chat = Chat(script=script, tools=[look_up, send_mail], policy=PackPolicy(max_input_tokens=2_500))
+    chat = Chat(script=script, tools=[look_up, send_mail], policy=PackPolicy(max_input_tokens=600))
     chat.say("First?", "Second?", "Third?", "Fourth?")
     return chat
 
 
 def test_each_tool_has_its_declarations_and_results_as_they_were_sent() -> None:
     chat = talk()
+    assert any(map(was_cut, chat.manifests()))
     declared, results, replayer = Counter[str](), Counter[str](), Replayer(chat.store)
     for manifest in chat.manifests():
         reported = (chat.store.outcome(manifest) or {})["input_tokens"]

@@ -69,6 +69,10 @@ def tools(url: str) -> Mapping[str, Callable[..., str]]:
         return run("regrets", session=session)
 
     return {
-        **{"list": list_calls, "inspect": inspect_call, "diff": compare_calls},
-        **{"why": find_words, "usage": sum_usage, "regrets": find_regrets},
+        "list": list_calls,
+        "inspect": inspect_call,
+        "diff": compare_calls,
+        "why": find_words,
+        "usage": sum_usage,
+        "regrets": find_regrets,
     }
