@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from keeping import CURE, NOTHING_RETURNS, changed
 from plans import words
 from scripted import Chat, call, was_cut
-from test_cures import CURE, NOTHING_RETURNS, changed
 
 from aether_context import PackPolicy
 from aether_context.lab.cli import main

@@ -50,29 +50,23 @@ def tools(url: str) -> Mapping[str, Callable[..., str]]:
                 return error.format_message()
         return output.getvalue()
 
-    def list_calls(session: str = "", limit: int = 50) -> str:
+    def list_(session: str = "", limit: int = 50) -> str:
         return run("list", session=session, limit=limit)
 
-    def inspect_call(call: str = "latest", session: str = "") -> str:
+    def inspect(call: str = "latest", session: str = "") -> str:
         return run("inspect", call, session=session)
 
-    def find_words(text: str, session: str = "", agent: str = "", call: int = 0) -> str:
+    def why(text: str, session: str = "", agent: str = "", call: int = 0) -> str:
         return run("why", text, session=session, agent=agent, call=call)
 
-    def compare_calls(call: str = "latest", other: str = "", session: str = "") -> str:
+    def diff(call: str = "latest", other: str = "", session: str = "") -> str:
         return run("diff", call, other, session=session)
 
-    def sum_usage(session: str = "", by: Literal["agent", "day", "model", "session", "tool"] = "agent") -> str:
+    def usage(session: str = "", by: Literal["agent", "day", "model", "session", "tool"] = "agent") -> str:
         return run("usage", session=session, by=by)
 
-    def find_regrets(session: str = "") -> str:
+    def regrets(session: str = "") -> str:
         return run("regrets", session=session)
 
-    return {
-        "list": list_calls,
-        "inspect": inspect_call,
-        "diff": compare_calls,
-        "why": find_words,
-        "usage": sum_usage,
-        "regrets": find_regrets,
-    }
+    every: tuple[Callable[..., str], ...] = (list_, inspect, why, diff, usage, regrets)
+    return {tool.__name__.strip("_"): tool for tool in every}

@@ -21,10 +21,7 @@ from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
-_COLUMNS = (
-    *(">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost"),
-    *("cache lost", "epoch", "asked"),
-)
+_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost")
 
 # Finding packs. See `PackStore` for what a place is.
 
@@ -97,7 +94,7 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     if as_json:
         print_json(values)
     else:
-        print_table(_COLUMNS, rows)
+        print_table((*_COLUMNS, "cache lost", "epoch", "asked"), rows)
         for app, agent in ((app, agent) for app, agents in off.items() for agent in agents):
             agent = "every other agent" if agent == "*" else agent
             say(f"{agent} of {app} is off (enabled = false): its requests are left alone, and not recorded")

@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire
@@ -23,6 +23,8 @@ from aether_context.tokens.model_limits import model_window
 
 WHOLE_RESULTS = ("whole", "keep")
 """The values of ``offload.tools`` that are tried: those under which a tool's results are sent whole."""
+Holds: TypeAlias = Callable[[str], bool]
+"""Tells of a piece of a request whether it holds a text."""
 _WINDOW, _OFFLOAD, _NOTES = "max_input_tokens", "offload.tools.", "knowledge.notes"
 _WINDOWS, _NARROWER = (1.25, 1.5, 2.0, 3.0, 4.0), 0.75
 """Multiples of the window that are tried, and of each of these: a wider window has longer extracts and tools that read
@@ -45,12 +47,7 @@ class Cures:
         self._stored, self._recorded = stored_texts(folder), tuple(recorded_sessions(folder, replayer))
 
     def cheapest(
-        self,
-        manifest: Manifest,
-        tools: Sequence[str],
-        most_packs: int,
-        text: str,
-        holds: Callable[[str], bool] | None = None,
+        self, manifest: Manifest, tools: Sequence[str], most_packs: int, text: str, holds: Holds | None = None
     ) -> str:
         """The cheapest setting that keeps the text in a call's request, with what it costs, or that none does.
 
