@@ -126,7 +126,11 @@ def test_a_pause_is_called_a_pause_and_a_provider_that_forgets_is_named(clock: l
 
 def test_where_nothing_is_lost_nobody_is_named(clock: list[float]) -> None:
     assert Planted(clock).run() == {}
+
+
+def test_a_cut_is_called_a_cut(clock: list[float]) -> None:
     cutting = Planted(clock, policy=PackPolicy(max_input_tokens=4_000)).run()
+    assert "cut" in cutting.values()
     assert set(cutting.values()) <= {"cut", "pack"}, "nobody of the app is named"
 
 

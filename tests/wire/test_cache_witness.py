@@ -16,7 +16,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:Depre
 @pytest.mark.parametrize("window", [8_000, 40_000])
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("client", NATIVE)
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 def test_no_loss_is_called_the_apps(client: str, scenario: str, window: int) -> None:
     witness = CacheWitness()
     with run(client, SCENARIOS[scenario](), window=window) as done:
