@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import re
 import struct
 import zlib
 from collections.abc import Sequence
@@ -12,8 +14,21 @@ from google.genai import types
 from plans import words
 from scripted import Sent
 
+from aether_context import PackPolicy
 from aether_context.canonical import hash_bytes
 from aether_context.evidence import evidence_uri
+
+NOTHING_RETURNS = {"retrieval": {"recall": False, "memory_k": 0}, "conversation": {"summary_share": 0}}
+"""Settings under which nothing that a cut takes comes back."""
+CURE = re.compile(r"kept with (?:(\S+) = )?(.*): [+-]\d+\.\d% of the session's cost")
+"""A cure: the setting's name, its value as JSON."""
+
+
+def changed(policy: PackPolicy, name: str, value: str) -> PackPolicy:
+    settings = json.loads(value)
+    for part in reversed(name.split(".")):
+        settings = {part: settings}
+    return policy.changed(**settings)
 
 
 def picture(width: int = 1200, height: int = 900, shade: int = 0) -> bytes:

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from click.testing import CliRunner
+from keeping import CURE, NOTHING_RETURNS, changed
 from plans import words
 from scripted import Chat, call, was_cut
 from teams import agent
@@ -21,9 +22,7 @@ from aether_context.lab.reading import cures
 from aether_context.lab.reading.cures import Cures
 
 LOST = "the green crate is QX-4471"
-NOTHING_RETURNS = {"retrieval": {"recall": False, "memory_k": 0}, "conversation": {"summary_share": 0}}
 TIGHT = PackPolicy(max_input_tokens=1_500, **NOTHING_RETURNS)
-CURE = re.compile(r"kept with (?:(\S+) = )?(.*): [+-]\d+\.\d% of the session's cost")
 
 
 def talk(policy: PackPolicy = TIGHT, turns: int = 5, store: PackStore | None = None, **settings: Any) -> Chat:
@@ -36,13 +35,6 @@ def talk(policy: PackPolicy = TIGHT, turns: int = 5, store: PackStore | None = N
 
 def run(*arguments: str) -> str:
     return CliRunner().invoke(main, list(arguments), catch_exceptions=False).output
-
-
-def changed(policy: PackPolicy, name: str, value: str) -> PackPolicy:
-    settings = json.loads(value)
-    for part in reversed(name.split(".")):
-        settings = {part: settings}
-    return policy.changed(**settings)
 
 
 def plain(text: str) -> str:

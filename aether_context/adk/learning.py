@@ -13,25 +13,29 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.adk.call import PreviousCall
+from aether_context.adk.call import AgentKey, PreviousCall, agent_key
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.history import LENGTH
 from aether_context.adk.session import distrust_thoughts
-from aether_context.adk.tracing import count_cached
-from aether_context.adk.usage import reported
+from aether_context.adk.tracing import count_cached, trace_loss
+from aether_context.adk.usage import Reported, reported
 from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits
 from aether_context.adk.wiring import PackerParts
+from aether_context.evidence.record import READERS
 from aether_context.pack import METADATA, Pack
 from aether_context.packing.compaction import mark_tokens
 from aether_context.policy import PackPolicy
 from aether_context.store.layout import manifest_uri
 from aether_context.tokens.counters import SharedLRU
+from aether_context.usage import CallUsage
+from aether_context.usage.cache import MENDABLE, CachedCall, cache_loss
 from aether_context.usage.calibration import estimated
 
 logger = logging.getLogger("aether_context")
 
-_MOST_REFUSED = 512
+_MOST_REFUSED, _MOST_CACHED = 512, 2_048
+_CACHE_LOST = "session {!r}: the provider's cache did not serve what it had: `aether-context list` says at which calls"
 
 
 def _sent_text(last: PreviousCall | None) -> str:
@@ -61,6 +65,7 @@ class Learning:
     def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
         self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
+        self._cached: SharedLRU[AgentKey, tuple[str, CachedCall]] = SharedLRU(_MOST_CACHED)
 
     async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
@@ -124,6 +129,7 @@ class Learning:
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
+            self._parts.failures.guarded(lambda: self._watch_cache(last.name, pack, usage), None)
             details = {"cutoff": last.cutoff, LENGTH: last.length, "step": last.planned.step.step_id}
             details = {name: value for name, value in {**details, "notice": last.notice}.items() if value}
             facts = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **details}
@@ -149,6 +155,24 @@ class Learning:
         }
         self._parts.recorder.outcome(last.pack.identity, self._parts.policy.mask.json(outcome))
         return limits
+
+    def _watch_cache(self, name: str, pack: Pack, usage: Reported) -> None:
+        """Tells the trace what a provider's cache had of a call and did not serve, and once a session also the log,
+        where the app can mend it."""
+        identity, tokens = pack.identity, pack.tokens
+        shared_tokens = tokens.expected * (pack.prefix.shared_tokens or 0) // max(1, tokens.counted)
+        call = CallUsage.of_outcome(usage._asdict(), tokens.expected, shared_tokens)
+        if call is None or call.input_estimated:
+            return
+        tools = tuple(tool.name for tool in pack.tools.sent)
+        cached = CachedCall(pack.source.request.model, identity.last_event_time, tools, call)
+        answered, earlier = self._cached.get(agent_key(identity)) or ("", cached)
+        self._cached.put(agent_key(identity), (name, cached))
+        loss = cache_loss(earlier, cached, pack.prefix, READERS) if answered not in ("", name) else None
+        if loss is not None:
+            trace_loss(loss)
+        if loss is not None and loss.breaker in MENDABLE:
+            self._parts.failures.warn_once(_CACHE_LOST.format(identity.session))
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""

@@ -15,6 +15,7 @@ from opentelemetry import metrics, trace
 
 from aether_context import __version__
 from aether_context.pack import LAYERS, Pack
+from aether_context.usage.cache import CacheLoss
 
 logger = logging.getLogger("aether_context")
 
@@ -132,3 +133,10 @@ def count_cached(pack: Pack, cached_tokens: int | None) -> None:
     """Counts what a provider reported for a pack."""
     if cached_tokens:
         _cache.add(cached_tokens, {_AGENT: pack.identity.agent, _MODEL: pack.source.request.model})
+
+
+@_harmless()
+def trace_loss(loss: CacheLoss) -> None:
+    """Writes the loss of a call onto the span that is current when its answer comes, ADK's of the model call."""
+    attributes = {"aether_context.cache.lost_tokens": loss.tokens, "aether_context.cache.lost_to": loss.breaker}
+    trace.get_current_span().set_attributes(attributes)

@@ -17,6 +17,7 @@ Form: TypeAlias = Literal["verbatim", "whole", "extract", "described"]
 what it is."""
 
 READ, SEARCH = "read_artifact", "search_artifact"
+READERS = frozenset({READ, SEARCH})
 """The tools by which a model reads what an address stands for."""
 _DIGITS = 16
 _ARGUMENTS_CHARACTERS = 80

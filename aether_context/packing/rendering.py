@@ -488,11 +488,15 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
         shared += draft.counter.count(summary_message(summary))
     if shared_blocks == len(previous_blocks):
         return Prefix(shared_tokens=shared, broken_by=None)
+    # A content that goes out whole, and was never a packed message, is as the host has it: then the host changed it.
+    first_whole = (item.origin for item in contents[max(0, shared_blocks - head) :][:1] if item.form == "whole")
+    packed_messages = {message.of for message in source.epoch.payloads}
     causes: dict[PrefixBreak, bool] = {
         "system_changed": previous.system.digest != sent_request.system.digest,
         "tools_changed": [tool.digest for tool in previous.tools] != [tool.digest for tool in sent_request.tools],
         "cut": was_cut,
-        "history_rewritten": source.request.rewritten,
+        "history_rewritten": source.request.rewritten
+        or any(at >= 0 and source.request.contents[at].digest not in packed_messages for at in first_whole),
         "new_invocation": source.request.first_call,
         "payload_changed": True,
     }

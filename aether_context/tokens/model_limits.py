@@ -99,6 +99,12 @@ def request_limits(model: str) -> RequestLimits:
     return RequestLimits(*(_matching(table, name) for table in RequestLimits._fields))
 
 
+def cache_terms(model: str) -> tuple[int, int]:
+    """The smallest request in tokens that a provider caches, and the seconds for which it keeps that at least."""
+    name = bare_model_name(model)
+    return _matching("cached_tokens", name) or 0, _matching("cached_seconds", name) or 0
+
+
 def calls_functions(model: str) -> bool:
     """Tells whether a model takes declarations of functions, as nearly all do."""
     return not _matching("without_functions", bare_model_name(model))

@@ -11,14 +11,17 @@ import click
 
 from aether_context.errors import PackNotFound
 from aether_context.lab.cli import packs
+from aether_context.lab.cli.assistant import serve_tools
 from aether_context.lab.cli.terminal import say_error
 from aether_context.store import PackStore
 
 
 def serve_pages(
-    url: str, *, file: str | None, host: str, port: int, token: str | None, **selection: str | None
+    url: str, *, file: str | None, host: str, port: int, token: str | None, mcp: bool, **selection: str | None
 ) -> None:
-    if file is not None:
+    if mcp:
+        serve_tools(url)
+    elif file is not None:
         _write_report(url, file, selection)
     elif any(selection.values()):
         raise click.UsageError("--session, --app and --user say which session --report FILE writes")

@@ -258,6 +258,18 @@ def why_command() -> None:
     """
 
 
+@_command("regrets.show_regrets", "regrets", "regrets --session s1", "regrets --app shop --json")
+@_stored_packs
+@_json_option("The same as JSON.")
+def regrets_command() -> None:
+    """Tells what cuts had taken and came back: fetched, asked again by the same tool call, or said again by a person.
+
+    For each text it names the cut, the tokens and price of what came anew, and the cheapest setting that keeps the
+    text when the session is played again, in at most 500 packs. A message says another one again where it has at least
+    four of its words and 80% of them. It needs packs with record = "full".
+    """
+
+
 @_command("stores.show_verification", "verify", "verify --replay", "verify 9f86d081", "verify --session s1 --json")
 @click.argument("pack_ids", nargs=-1, metavar="[PACK]...")
 @_stored_packs
@@ -367,10 +379,10 @@ def compare_command() -> None:
 @_stored_packs
 @click.option(
     "--by",
-    type=click.Choice(["agent", "day", "model", "session"]),
+    type=click.Choice(["agent", "day", "model", "session", "tool"]),
     multiple=True,
     default=("agent", "day"),
-    help="A row for each of these; may be given more than once.",
+    help="A row for each of these; may be given more than once, but for tool.",
 )
 @_json_option("The same as JSON; null is unknown.")
 def usage() -> None:
@@ -418,6 +430,7 @@ def forget() -> None:
     help="The token that readers must send, at least 16 characters; best set in the environment.",
 )
 @click.option("--report", "file", metavar="FILE", help="Serve nothing: write one session into this HTML file, to send.")
+@click.option("--mcp", is_flag=True, help="Serve tools for a coding assistant, over standard input and output.")
 def serve() -> None:
     """Shows a store's packs in a browser: sessions, their calls, each pack with its request and candidates.
 
@@ -426,6 +439,8 @@ def serve() -> None:
 
     With --report it writes the calls of one session, and its newest packs, into a file that is complete in itself and
     holds no script. Needs the extra "viewer".
+
+    With --mcp an assistant can call list, inspect, why, diff, usage and regrets. Needs the extra "mcp".
     """
 
 

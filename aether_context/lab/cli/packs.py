@@ -14,13 +14,14 @@ from aether_context.lab.cli.terminal import (
     watched,
 )
 from aether_context.lab.reading import session_packs
+from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import Listing, name_of
 from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
-_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost", "epoch")
+_COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost")
 
 # Finding packs. See `PackStore` for what a place is.
 
@@ -79,21 +80,21 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
     listed = selected_packs(store := PackStore(url), **selection)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
-    off = dict[str, tuple[str, ...]]()
+    off, witness = dict[str, tuple[str, ...]](), CacheWitness()
     shown = dict(list(listed.items())[-limit:]) if limit else listed
     for place, manifest, outcome in watched(store.calls(shown, outcomes=True), len(shown)):
         if isinstance(manifest, AetherContextError):
             unreadable[name_of(place)] = manifest
             values.append({"pack_id": name_of(place), "error": one_line(manifest)})
-        elif as_json:
-            values.append(_value(store, manifest, Totals.of(manifest.usage(outcome))))
-        else:
-            rows.append(_row(manifest, Totals.of(manifest.usage(outcome))))
-            off[manifest.app] = manifest.off
+            continue
+        used = Totals.of(call := manifest.usage(outcome))
+        off[manifest.app], loss = manifest.off, witness.add(manifest, call)
+        rows.append(_row(manifest, used, loss))
+        values.append(_value(store, manifest, used, loss))
     if as_json:
         print_json(values)
     else:
-        print_table((*_COLUMNS, "asked"), rows)
+        print_table((*_COLUMNS, "cache lost", "epoch", "asked"), rows)
         for app, agent in ((app, agent) for app, agents in off.items() for agent in agents):
             agent = "every other agent" if agent == "*" else agent
             say(f"{agent} of {app} is off (enabled = false): its requests are left alone, and not recorded")
@@ -104,20 +105,21 @@ def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | 
     return NOT_THERE if unreadable else 0
 
 
-def _row(manifest: Manifest, used: Totals) -> tuple[object, ...]:
+def _row(manifest: Manifest, used: Totals, loss: PricedLoss | None) -> tuple[object, ...]:
     time, epoch = moment(manifest.last_event_time), f"{manifest.epoch_number} {manifest.epoch_reason or ''}"
     room = f"{manifest.request_tokens:,} / {manifest.window:,}" + " over" * bool(manifest.over_window)
     agent = manifest.agent if manifest.caller is None else f"{manifest.agent}, a tool of {manifest.caller[2]}"
     names, user_words = (manifest.pack_id, time, *manifest.session_key, agent), one_line(manifest.words, 60)
-    return manifest.number, *names, room, used.cost_text, epoch, user_words
+    return manifest.number, *names, room, used.cost_text, loss or "", epoch, user_words
 
 
-def _value(store: PackStore, manifest: Manifest, used: Totals) -> JSON:
+def _value(store: PackStore, manifest: Manifest, used: Totals, loss: PricedLoss | None) -> JSON:
     names: tuple[str, ...] = ("pack_id", "number", "app", "user", "session", "invocation", "agent", "branch", "call")
     names += ("model", "window", "off", "counted_tokens", "request_tokens", "request_tokens_method", "over_window")
     names += ("last_event_time", "validity", "epoch_reason", "words")
     return {name: getattr(manifest, name) for name in names} | {
         **used.cost_fields,
+        "cache_loss": loss.to_json() if loss is not None else None,
         "epoch": manifest.epoch_number,
         "events": len(manifest.truncation_events),
         "uri": store.uri(manifest),

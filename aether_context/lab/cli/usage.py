@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+
+import click
 
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError
@@ -12,7 +14,11 @@ from aether_context.lab.cli import packs
 from aether_context.lab.cli.rendering import print_comparison
 from aether_context.lab.cli.terminal import NOT_THERE, moment, print_json, print_table, say, say_error, watched
 from aether_context.lab.reading import Comparison, Reading
+from aether_context.lab.reading.cache import CacheWitness
+from aether_context.lab.reading.tools import ToolUses
 from aether_context.store import Manifest, PackStore
+from aether_context.store.packs import Listing
+from aether_context.store.replay import Replayer
 from aether_context.usage import Totals, accuracy
 
 
@@ -66,16 +72,19 @@ class _Group:
 def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
     listed, by = packs.selected_packs(store := PackStore(url), **selection), tuple(dict.fromkeys(by))
+    if "tool" in by:
+        return _show_tools(store, listed, by, as_json)
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()
-    compared = Comparison()
+    compared, witness = Comparison(), CacheWitness()
 
     for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
         if isinstance(manifest, AetherContextError):
             unreadable.append(manifest)
             continue
-        compared.add(manifest, manifest.usage(outcome))
+        compared.add(manifest, call := manifest.usage(outcome))
+        witness.add(manifest, call)
         for act in manifest.strategy_acts:
             effects = {name: getattr(act, name) for name in ("removed", "replaced", "freed_tokens", "lost_tokens")}
             strategies[act.strategy].update(cuts=1, **effects)
@@ -92,13 +101,42 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     if as_json:
         groups_json = [dict(zip(by, key, strict=True)) | group.figures() for key, group in rows]
         report = {"by": list(by), "groups": groups_json, "all": all_calls.figures(), "strategies": acts}
+        report["cache_losses"] = witness.to_json()
         sides = {"packed": _side(compared.packed), "unpacked": _side(compared.unpacked)}
         print_json(report | {"comparison": sides, "unreadable": len(unreadable)})
     else:
         _print(by, rows, all_calls, acts)
         say()
+        if witness.rows:
+            print_table(("cache lost to", ">calls", ">tokens", ">cost above cached"), witness.rows)
+            say()
         print_comparison(compared)
     for fault in () if as_json else unreadable:
+        say_error(f"unreadable: {fault}", "red")
+    return NOT_THERE if unreadable else 0
+
+
+def _show_tools(store: PackStore, listed: Mapping[str, Listing], by: Sequence[str], as_json: bool) -> int:
+    """Prints the declarations and results of each tool, sent over all calls, with their price."""
+    if by != ("tool",):
+        raise click.UsageError("--by tool stands alone: a call has several tools")
+    uses, replayer, unreadable = ToolUses(), Replayer(store), list[AetherContextError]()
+    for _, manifest, outcome in watched(store.calls(listed, outcomes=True), len(listed)):
+        try:
+            if isinstance(manifest, AetherContextError):
+                raise manifest
+            uses.add(replayer, manifest, manifest.usage(outcome))
+        except AetherContextError as error:
+            unreadable.append(error)
+    if as_json:
+        by_name = sorted(uses.by_name.items())
+        tools = [{"tool": name, **asdict(use), "cost_usd": float(use.cost_usd)} for name, use in by_name]
+        print_json({"tools": tools, "unread": uses.unread, "unreadable": len(unreadable)})
+        return NOT_THERE if unreadable else 0
+    print_table(("tool", ">calls", ">declared", ">results", ">cost"), uses.rows)
+    if uses.unread:
+        say(f"{uses.unread:,} calls are not counted: their texts are not recorded, or they sent no pack")
+    for fault in unreadable:
         say_error(f"unreadable: {fault}", "red")
     return NOT_THERE if unreadable else 0
 

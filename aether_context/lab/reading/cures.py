@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import reduce
-from typing import Any
+from typing import Any, TypeAlias
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire
@@ -23,6 +23,8 @@ from aether_context.tokens.model_limits import model_window
 
 WHOLE_RESULTS = ("whole", "keep")
 """The values of ``offload.tools`` that are tried: those under which a tool's results are sent whole."""
+Holds: TypeAlias = Callable[[str], bool]
+"""Tells of a piece of a request whether it holds a text."""
 _WINDOW, _OFFLOAD, _NOTES = "max_input_tokens", "offload.tools.", "knowledge.notes"
 _WINDOWS, _NARROWER = (1.25, 1.5, 2.0, 3.0, 4.0), 0.75
 """Multiples of the window that are tried, and of each of these: a wider window has longer extracts and tools that read
@@ -34,24 +36,28 @@ class Cures:
 
     Args:
         session: any call's manifest of it.
-        holds: tells of a piece of a request whether it holds the text.
 
     Raises:
         AetherContextError: the session cannot be played.
     """
 
-    def __init__(self, replayer: Replayer, session: Manifest, text: str, holds: Callable[[str], bool]) -> None:
-        self._replayer, self._text, self._holds = replayer, text, holds
+    def __init__(self, replayer: Replayer, session: Manifest) -> None:
+        self._replayer = replayer
         (folder,) = folders([replayer.store], **values_of(session, "app", "user", "session"))
         self._stored, self._recorded = stored_texts(folder), tuple(recorded_sessions(folder, replayer))
 
-    def cheapest(self, manifest: Manifest, tools: Sequence[str], most_packs: int) -> str:
+    def cheapest(
+        self, manifest: Manifest, tools: Sequence[str], most_packs: int, text: str, holds: Holds | None = None
+    ) -> str:
         """The cheapest setting that keeps the text in a call's request, with what it costs, or that none does.
 
         Args:
             tools: those whose results hold it.
             most_packs: most packs that are built; a setting of which the session takes more than are left is not tried.
+            holds: tells of a piece of a request whether it holds the text; None where it has to stand there as it is,
+                by a setting and not by a note.
         """
+        self._text, self._holds = text if holds else "", holds or (lambda sent_text: text in sent_text)
         self._manifest, self._policy, self._packs_left = manifest, self._replayer.policy(manifest), most_packs
         whose = manifest.agent, manifest.branch
         # The agent's own calls come first: where they lose the text, the others need not be played.
@@ -88,7 +94,7 @@ class Cures:
         """The values of each setting in the order in which they are tried, up to the first that keeps the text."""
         window, largest, shares = self._manifest.window, model_window(self._manifest.model), self._policy.budget.shares
         return {
-            _NOTES: (self._text,),
+            _NOTES: (self._text,) if self._text else (),
             "conversation.last_turns": (5, 8, 12, 20),
             "conversation.compact_to": (0.6, 0.8),
             "conversation.compact_at": (1.0,),

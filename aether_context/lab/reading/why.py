@@ -451,8 +451,8 @@ class _Search:
         tools = {spot.who.partition("(")[0] for spot in places if spot.kind == "tool result"}
         try:
             if (key := manifest.session_key) not in self._cures:
-                self._cures[key] = Cures(self.replayer, manifest, self._text, self._holds)
-            return self._cures[key].cheapest(manifest, sorted(tools), most_packs)
+                self._cures[key] = Cures(self.replayer, manifest)
+            return self._cures[key].cheapest(manifest, sorted(tools), most_packs, self._text, self._holds)
         except AetherContextError as error:
             return f"no setting could be tried: {error}"
 

@@ -6,6 +6,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from itertools import groupby
 from typing import NamedTuple
 
@@ -14,11 +15,14 @@ from cachetools import LRUCache
 from aether_context.errors import ArtifactError, ChecksumMismatch, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.lab.reading import Comparison, PackView, Piece, TextChange
+from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.lab.reading.difference import UNSENT
+from aether_context.lab.reading.tools import ToolUses
 from aether_context.pack import NOTHING, Layer
 from aether_context.packing import payload
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
+from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage, Totals
 
 _PLANNED = (None, "cut", "new_invocation")
@@ -50,9 +54,11 @@ class Session:
         self.calls = sorted(calls, key=lambda call: (call.pack_id[:28], call.manifest.call if call.manifest else 0))
         self.owner, self.last, self.totals = calls[-1].names[:3], calls[-1].manifest, Totals()
         self.flags = Counter(flag for call in calls for flag in call.flags)
+        self.witness, self.losses = CacheWitness(), dict[str, PricedLoss | None]()
         for call in self.calls:
             if call.manifest is not None:
                 self.owner, self.last = call.names[:3], call.manifest
+                self.losses[call.pack_id] = self.witness.add(call.manifest, call.answer)
             if call.answer is not None:
                 self.totals = self.totals.plus(Totals.of(call.answer))
 
@@ -60,6 +66,16 @@ class Session:
     def compared(self) -> Comparison:
         """The calls with their packs, and an estimate of them without."""
         return Comparison((call.manifest, call.answer) for call in self.calls if call.manifest is not None)
+
+
+def tool_rows(store: PackStore, calls: Iterable[Call]) -> list[tuple[str, int, int, int, str]]:
+    """The tools of calls, as `ToolUses.rows`; what cannot be read is left out."""
+    uses, replayer = ToolUses(), Replayer(store)
+    for call in calls:
+        with suppress(Exception):  # whoever can write into the store can put anything into its files
+            if call.manifest is not None:
+                uses.add(replayer, call.manifest.model_copy(), call.answer)
+    return uses.rows
 
 
 class CallReader:

@@ -25,7 +25,7 @@ from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotF
 from aether_context.lab.reading import difference, read_view, session_packs, why
 from aether_context.lab.reading.packs import is_shortened
 from aether_context.lab.reading.sessions import read_back
-from aether_context.lab.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans
+from aether_context.lab.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans, tool_rows
 from aether_context.lab.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
@@ -102,7 +102,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
             packs.append((name, render_page("base.html", links, **layout, **fault)))
     view = Session(CallReader(store).of(places))
     values = {"shown": view, "calls": [*enumerate(view.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
-    return render_page("session.html", links, title=session, **values)
+    return render_page("session.html", links, title=session, tools=tool_rows(store, view.calls), **values)
 
 
 def _of_pack(replayer: Replayer, manifest: Manifest, family: _Family, other: Manifest | None = None) -> dict[str, Any]:
@@ -266,6 +266,7 @@ class _Viewer:
         except (AetherContextError, ValueError) as error:
             values["fault"] = str(error)
         calls, paging = _paged(request, [*enumerate(shown_session.calls, 1)], _MOST_CALLS, 10**9)
+        values["tools"] = tool_rows(self.store, (call for _, call in calls))
         return self._page(request, "session.html", shown=shown_session, calls=calls, paging=paging, **values)
 
     def pack(self, request: Request) -> Response:
