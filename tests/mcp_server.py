@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from mcp.server.fastmcp import FastMCP, Image
+from mcp.server.mcpserver import Image, MCPServer
 
 PNG = bytes.fromhex(
     "89504e470d0a1a0a0000000d49484452000000010000000108060000001f15c4890000000d49444154789c6360000002000001e221bc330000"
     "000049454e44ae426082"
 )
-server = FastMCP("river")
+server = MCPServer("river")
 
 
 @server.tool()
