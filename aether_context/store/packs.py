@@ -23,9 +23,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, readable_json, short
@@ -42,7 +42,7 @@ from aether_context.pack import NOTHING
 from aether_context.store import pack_file
 from aether_context.store.files import File, Files, segment
 from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
-from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
+from aether_context.store.layout import FORGOTTEN, entry_of, is_pack_folder, is_segment, pack_at
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
@@ -234,7 +234,7 @@ class PackStore:
             PackNotFound: there is none, or more than one.
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        names = {pack_path: name_of(pack_path) for pack_path in self.places(app, user)}
+        names = {pack_path: name_of(pack_path) for pack_path in self.folders(app, user)}
         matches = [pack_path for pack_path, name in names.items() if name == pack_id] or [
             pack_path
             for pack_path, name in names.items()
@@ -466,18 +466,45 @@ class PackStore:
         """The places of packs, sorted by id, which begins with the time."""
         return list(self.listed(app, user, session))
 
-    def listed(self, app: str | None = None, user: str | None = None, session: str | None = None) -> dict[str, Listing]:
-        """The files of packs by their places, sorted by id, which begins with the time."""
-        sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
-        listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
+    def folders(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
+        """The folders of packs, in the order of their places. One that holds no manifest is no place."""
+        listings = self.files.at_once(self.files.folders, self._above_packs(app, user, session))
+        folders = (folder for listing in listings for folder in listing)
+        return sorted(filter(is_pack_folder, folders), key=lambda folder: (name_of(folder), folder))
+
+    def listed(
+        self, app: str | None = None, user: str | None = None, session: str | None = None, *, newest: int | None = None
+    ) -> dict[str, Listing]:
+        """The files of packs by their places, sorted by id, which begins with the time.
+
+        Args:
+            newest: so many packs, those with the last ids, for which few folders are listed; None for all.
+        """
+        if newest is None:
+            listings = self.files.at_once(self.files.below, self._above_packs(app, user, session))
+            return self._listings(file for listing in listings for file in listing)
+        folders, listed = self.folders(app, user, session), dict[str, Listing]()
+        while folders and len(listed) < newest:
+            last = folders[len(listed) - newest :]
+            listed = self._listings(chain.from_iterable(self.files.at_once(self.files.files, last))) | listed
+            del folders[-len(last) :]
+        return listed
+
+    def _listings(self, files: Iterable[File]) -> dict[str, Listing]:
         manifests, outcomes = dict[str, File](), dict[str, File]()
-        for file in (file for files in listings for file in files):
+        for file in files:
+            folder = file.path.rpartition("/")[0]
             if file.name == pack_file.OUTCOME:
-                outcomes[file.path.rpartition("/")[0]] = file
-            elif file.name == pack_file.MANIFEST and (entry := entry_of(file, self.files.root)) is not None:
-                manifests[entry.place] = file
+                outcomes[folder] = file
+            elif file.name == pack_file.MANIFEST and entry_of(file, self.files.root) is not None:
+                manifests[folder] = file
         places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
         return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
+
+    def _above_packs(self, *names: str | None) -> list[str]:
+        """The folders that hold those of the packs of sessions."""
+        app, user, session = names
+        return [f"{folder}/packs" for folder in self._inside(self.owners(app, user), session, _NO_SESSIONS)]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""

@@ -65,7 +65,7 @@ class _Group:
 
 def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
-    listed, by = packs.selected_packs(store := PackStore(url), **selection), tuple(dict.fromkeys(by))
+    listed, by = packs.selected_packs(store := PackStore(url), newest=None, **selection), tuple(dict.fromkeys(by))
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)
     strategies: defaultdict[str, Counter[str]] = defaultdict(Counter)
     all_calls, unreadable = _Group(), list[AetherContextError]()

@@ -12,7 +12,7 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import Part
 from aether_context.store import Manifest, PackStore
 from aether_context.store.index import write_time
-from aether_context.store.packs import Listing, StoredCall
+from aether_context.store.packs import StoredCall
 from aether_context.text.entities import artifact_uris
 
 
@@ -24,25 +24,22 @@ def session_packs(
     Raises:
         PackNotFound: there is none.
     """
-    listed = store.listed(app, user, session)
-    if not listed:
+    newest = next(iter(store.listed(app, user, session, newest=1)), None)
+    if newest is None:
         raise PackNotFound(f"no packs of such a session in {store.url}: `{store.command('list')}` shows what is there")
-    newest = store.read(list(listed)[-1])
-    owner = newest.caller or newest.session_key
-    of_user = store.listed(*owner[:2]) if session is not None else listed
-    sessions: dict[str, dict[str, Listing]] = defaultdict(dict)
-    for path, files in of_user.items():
-        sessions[_folder(path)][path] = files
-    folder, keys = f"{store.files.place(*owner)}/packs", {owner}
-    listings = dict(sessions.pop(folder, {}) or listed)
-    times = sorted(map(write_time, listings))
+    newest_manifest = store.read(newest)
+    owner = newest_manifest.caller or newest_manifest.session_key
+    sessions: dict[str, list[str]] = defaultdict(list)
+    for path in store.folders(*owner[:2]):
+        sessions[_folder(path)].append(path)
+    folder, keys = f"{store.files.place(*owner)}/packs", dict.fromkeys([owner, newest_manifest.session_key])
+    times = [*map(write_time, sessions.pop(folder, ()) or store.folders(*newest_manifest.session_key))]
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
-    firsts = (next(iter(of_session)) for of_session in sessions.values())
-    heads = {path: of_user[path] for path in firsts if times[0] <= write_time(path) <= times[-1]}
-    for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
-        if (manifest := _readable(head)).caller in keys:
-            keys.add(manifest.session_key)
-            listings |= sessions[_folder(head.place)]
+    heads = [of_session[0] for of_session in sessions.values() if times[0] <= write_time(of_session[0]) <= times[-1]]
+    for manifest in store.files.at_once(store.read, sorted(heads, key=write_time)):
+        if manifest.caller in keys:
+            keys[manifest.session_key] = None
+    listings = {path: files for key in keys for path, files in store.listed(*key).items()}
     manifests = map(_readable, store.calls(dict(sorted(listings.items(), key=lambda item: write_time(item[0])))))
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
@@ -81,17 +78,7 @@ def reads_told(calls: Sequence[int]) -> str:
     return f"read back before call {', '.join(map(str, calls))}" if calls else "never read back"
 
 
-def call_titles(manifests: Sequence[Manifest]) -> dict[str, str]:
-    """``turn 4, call 2 of researcher`` for each pack by its id; a turn is what follows one message of the user.
-
-    Args:
-        manifests: as `session_packs` gives them.
-    """
-    turns: dict[tuple[tuple[str, str, str], str], int] = {}
-    titles: dict[str, str] = {}
-    for manifest in manifests:
-        key = (manifest.session_key, manifest.invocation)
-        turn = turns.setdefault(key, 1 + sum(session == manifest.session_key for session, _ in turns))
-        called = f" as a tool of session {manifest.caller[2]}" if manifest.caller is not None else ""
-        titles[manifest.pack_id] = f"turn {turn}, call {manifest.call} of {manifest.agent}{called}"
-    return titles
+def call_title(manifest: Manifest) -> str:
+    """``turn 4, call 2 of researcher``; a turn is what follows one message of the user."""
+    called = f" as a tool of session {manifest.caller[2]}" if manifest.caller is not None else ""
+    return f"turn {manifest.turn}, call {manifest.call} of {manifest.agent}{called}"
