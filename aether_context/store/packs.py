@@ -49,7 +49,7 @@ from aether_context.text.entities import SCHEME
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
-_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
+NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
 _MANY = 256
 """So many calls are read at a time, where many are."""
 DEFAULT_STORE = "artifacts"
@@ -504,7 +504,7 @@ class PackStore:
     def _above_packs(self, *names: str | None) -> list[str]:
         """The folders that hold those of the packs of sessions."""
         app, user, session = names
-        return [f"{folder}/packs" for folder in self._inside(self.owners(app, user), session, _NO_SESSIONS)]
+        return [f"{folder}/packs" for folder in self._inside(self.owners(app, user), session, NO_SESSIONS)]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""
