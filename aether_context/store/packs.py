@@ -234,7 +234,7 @@ class PackStore:
             PackNotFound: there is none, or more than one.
         """
         prefix = pack_id if pack_id.startswith("pack_") else f"pack_{pack_id}"
-        names = {pack_path: name_of(pack_path) for pack_path in self.folders(app, user)}
+        names = {pack_path: name_of(pack_path) for pack_path in self.places(app, user)}
         matches = [pack_path for pack_path, name in names.items() if name == pack_id] or [
             pack_path
             for pack_path, name in names.items()
@@ -306,7 +306,7 @@ class PackStore:
         """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.
 
         Args:
-            is_new: whether the pack was written just now; else it is looked at whether it is there.
+            is_new: whether the pack is known to be there; else that is looked at.
 
         Raises:
             PackNotFound: the pack is not there, or not there any more.
@@ -463,11 +463,7 @@ class PackStore:
         return self._inside(self._inside([self.files.root], app), user)
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
-        """The places of packs, sorted by id, which begins with the time."""
-        return list(self.listed(app, user, session))
-
-    def folders(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
-        """The folders of packs, in the order of their places. One that holds no manifest is no place."""
+        """The places of packs, sorted by id, which begins with the time; a pack may be deleted, or not there yet."""
         listings = self.files.at_once(self.files.folders, self._above_packs(app, user, session))
         folders = (folder for listing in listings for folder in listing)
         return sorted(filter(is_pack_folder, folders), key=lambda folder: (name_of(folder), folder))
@@ -483,7 +479,7 @@ class PackStore:
         if newest is None:
             listings = self.files.at_once(self.files.below, self._above_packs(app, user, session))
             return self._listings(file for listing in listings for file in listing)
-        folders, listed = self.folders(app, user, session), dict[str, Listing]()
+        folders, listed = self.places(app, user, session), dict[str, Listing]()
         while folders and len(listed) < newest:
             last = folders[len(listed) - newest :]
             listed = self._listings(chain.from_iterable(self.files.at_once(self.files.files, last))) | listed

@@ -149,12 +149,11 @@ def verify(
     root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
-    segments = {level: segment(name) for level, name in selection.items() if name is not None}
     event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
     entries: dict[str, list[StoreEntry]] = defaultdict(list)
-    ending = segments.get("session")
-    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments.values()) else [root]
-    for file in chain.from_iterable(_files_of(store, owner, ending) for owner in owners):
+    app, user, name = map(selection.get, ("app", "user", "session"))
+    owners = [root] if app is user is name is None else store.owners(app, user)
+    for file in chain.from_iterable(_files_of(store, owner, name and segment(name)) for owner in owners):
         entry = entry_of(file, root)
         if entry is None:
             findings.foreign.append(store.files.below_base(file.path))

@@ -72,18 +72,14 @@ def _numbered(store: PackStore, number: int, newest: str, session: str | None) -
     the newest pack, and where that ran as a tool and was not asked for, its caller's."""
     manifest = store.read(newest)
     owner = manifest.session_key if session is not None else manifest.caller or manifest.session_key
-    folders = store.folders(*owner)
-    at = len(folders) - 1
-    with suppress(PackNotFound):  # a folder may be that of a pack which is deleted just now
+    places = store.places(*owner)
+    at = len(places) - 1
+    with suppress(IndexError, PackNotFound):
         for _ in range(_MOST_STEPS):
-            if not 0 <= at < len(folders):
-                break
-            if not (ahead := store.read(folders[at]).number - number):
-                return folders[at]
-            at -= ahead
-    listed = store.calls(store.listed(*owner))
-    places = [call.place for call in listed if getattr(call.manifest, "number", None) == number]
-    return places[-1] if places else ""
+            if not (ahead := store.read(places[at]).number - number):
+                return places[at]
+            at = at - ahead if at >= ahead else len(places)
+    return next((place for place in reversed(places) if store.read(place).number == number), "")
 
 
 def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:

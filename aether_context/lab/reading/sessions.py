@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -12,7 +11,6 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import Part
 from aether_context.store import Manifest, PackStore
 from aether_context.store.index import write_time
-from aether_context.store.packs import StoredCall
 from aether_context.text.entities import artifact_uris
 
 
@@ -27,31 +25,23 @@ def session_packs(
     newest = next(iter(store.listed(app, user, session, newest=1)), None)
     if newest is None:
         raise PackNotFound(f"no packs of such a session in {store.url}: `{store.command('list')}` shows what is there")
-    newest_manifest = store.read(newest)
-    owner = newest_manifest.caller or newest_manifest.session_key
-    sessions: dict[str, list[str]] = defaultdict(list)
-    for path in store.folders(*owner[:2]):
-        sessions[_folder(path)].append(path)
-    folder, keys = f"{store.files.place(*owner)}/packs", dict.fromkeys([owner, newest_manifest.session_key])
-    times = [*map(write_time, sessions.pop(folder, ()) or store.folders(*newest_manifest.session_key))]
+    latest = store.read(newest)
+    owner = latest.caller or latest.session_key
+    keys, places = dict.fromkeys([owner, latest.session_key]), store.places(*owner) or [newest]
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
-    heads = [of_session[0] for of_session in sessions.values() if times[0] <= write_time(of_session[0]) <= times[-1]]
-    for manifest in store.files.at_once(store.read, sorted(heads, key=write_time)):
+    heads = {_folder(path): path for path in reversed(store.places(*owner[:2]))}.values()
+    concurrent = sorted(
+        (path for path in heads if write_time(places[0]) <= write_time(path) <= write_time(places[-1])), key=write_time
+    )
+    for manifest in store.files.at_once(store.read, concurrent):
         if manifest.caller in keys:
             keys[manifest.session_key] = None
-    listings = {path: files for key in keys for path, files in store.listed(*key).items()}
-    manifests = map(_readable, store.calls(dict(sorted(listings.items(), key=lambda item: write_time(item[0])))))
+    manifests = (manifest for key in keys for manifest in store.manifests(*key))
     return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _readable(call: StoredCall) -> Manifest:
-    if isinstance(call.manifest, AetherContextError):
-        raise call.manifest
-    return call.manifest
 
 
 def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:

@@ -236,7 +236,7 @@ class _Viewer:
     def sessions(self, request: Request) -> Response:
         """The sessions, the newest first."""
         query = {name: request.query_params.get(name, "").strip()[:200] for name in ("words", "app", "user")}
-        sessions = by_session(self.store.folders(query["app"] or None, query["user"] or None))
+        sessions = by_session(self.store.places(query["app"] or None, query["user"] or None))
         if words := query["words"].casefold().split():
             newest = self.calls.of(places[-1] for places in sessions)
             names = [" ".join(call.names).casefold() for call in newest]
