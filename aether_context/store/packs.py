@@ -23,7 +23,7 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -464,8 +464,7 @@ class PackStore:
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
         """The places of packs, sorted by id, which begins with the time; a pack may be deleted, or not there yet."""
-        listings = self.files.at_once(self.files.folders, self._above_packs(app, user, session))
-        folders = (folder for listing in listings for folder in listing)
+        folders = chain.from_iterable(self.files.at_once(self.files.folders, self._above_packs(app, user, session)))
         return sorted(filter(is_pack_folder, folders), key=lambda folder: (name_of(folder), folder))
 
     def listed(
@@ -477,18 +476,17 @@ class PackStore:
             newest: so many packs, those with the last ids, for which few folders are listed; None for all.
         """
         if newest is None:
-            listings = self.files.at_once(self.files.below, self._above_packs(app, user, session))
-            return self._listings(file for listing in listings for file in listing)
-        folders, listed = self.places(app, user, session), dict[str, Listing]()
-        while folders and len(listed) < newest:
-            last = folders[len(listed) - newest :]
-            listed = self._listings(chain.from_iterable(self.files.at_once(self.files.files, last))) | listed
-            del folders[-len(last) :]
+            return self._listings(self.files.below, self._above_packs(app, user, session))
+        places, listed = self.places(app, user, session), dict[str, Listing]()
+        while places and len(listed) < newest:
+            last = places[len(listed) - newest :]
+            listed = self._listings(self.files.files, last) | listed
+            del places[-len(last) :]
         return listed
 
-    def _listings(self, files: Iterable[File]) -> dict[str, Listing]:
+    def _listings(self, files_of: Callable[[str], list[File]], folders: Sequence[str]) -> dict[str, Listing]:
         manifests, outcomes = dict[str, File](), dict[str, File]()
-        for file in files:
+        for file in chain.from_iterable(self.files.at_once(files_of, folders)):
             folder = file.path.rpartition("/")[0]
             if file.name == pack_file.OUTCOME:
                 outcomes[folder] = file
@@ -497,9 +495,8 @@ class PackStore:
         places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
         return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
 
-    def _above_packs(self, *names: str | None) -> list[str]:
+    def _above_packs(self, app: str | None, user: str | None, session: str | None) -> list[str]:
         """The folders that hold those of the packs of sessions."""
-        app, user, session = names
         return [f"{folder}/packs" for folder in self._inside(self.owners(app, user), session, NO_SESSIONS)]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:

@@ -76,7 +76,7 @@ class Verifier:
             advance: called behind each pack.
         """
         self._replayer, self._checked, faults = Replayer(self.store), {}, {}
-        for pack_path, manifest in zip(places, self.store.files.ahead(self._check, places), strict=True):
+        for pack_path, manifest in zip(places, self.store.files.at_once(self._check, places), strict=True):
             self._checked[pack_path] = manifest
             faults[pack_path] = self.fault(pack_path)
             advance()

@@ -225,7 +225,7 @@ class Recorder:
 
     def _was_seen(self, session: SessionKey) -> bool:
         """Tells whether a session's files are taken to be there, since they were minutes ago: to look is a request."""
-        is_remote = not (self.store.files.is_local or self.store.files.is_in_memory)
+        is_remote = self._spooled is not None and not self._spooled.is_local
         return is_remote and time.monotonic() - self._seen.get(session, -_SEEN_SECONDS) < _SEEN_SECONDS
 
     def _pack_before(self, session: SessionKey, newest: _Newest) -> _Written:

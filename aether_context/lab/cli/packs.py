@@ -79,7 +79,7 @@ def _numbered(store: PackStore, number: int, newest: str, session: str | None) -
             if not (ahead := store.read(places[at]).number - number):
                 return places[at]
             at = at - ahead if at >= ahead else len(places)
-    return next((place for place in reversed(places) if store.read(place).number == number), "")
+    return next((path for path in reversed(places) if store.read(path).number == number), "")
 
 
 def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:
