@@ -11,14 +11,17 @@ from pathlib import Path
 
 import pytest
 from click.testing import CliRunner
+from failing import FailingFileSystem
 from packs import paths_of, recording, rewrite
 from scripted import Chat
 from upkeep import by_kind, delete_older, forget
+from wording import MANIFEST
 
 from aether_context import Manifest, PackPolicy, PackStore, verify
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import ManifestError
 from aether_context.lab.cli import main
+from aether_context.lab.cli.packs import find
 from aether_context.store.files import File, Files
 
 CALLS = 170
@@ -28,6 +31,10 @@ class CountedFiles(Files):
     """Files of a store that count what is read, by name."""
 
     reads: Counter[str]
+
+    def files(self, path: str, size: int | None = None) -> list[File]:
+        self.reads["listed"] += "/packs/" in path
+        return super().files(path, size)
 
     def read(self, path: str, start: int | None = None, end: int | None = None) -> bytes:
         self.reads[path.rsplit("/", 1)[-1].split("-")[0]] += 1
@@ -88,6 +95,40 @@ def rewrite_block(store: PackStore, block: File, *way: tuple[str, str]) -> None:
 @pytest.fixture(params=["memory", pytest.param("folder", marks=pytest.mark.slow)])
 def store(request: pytest.FixtureRequest, tmp_path: Path) -> PackStore:
     return PackStore(tmp_path / "store" if request.param == "folder" else f"memory://calls-{tmp_path.name}")
+
+
+def test_few_folders_are_listed_for_the_newest_calls(store: PackStore) -> None:
+    fill(store, sessions=4)
+    through, reads = counted(store)
+    assert [*through.listed(newest=3)] == [*store.listed()][-3:]
+    assert reads["listed"] == 3
+    newest = store.places()[-1]
+    store.files.delete(f"{newest}/{MANIFEST}")
+    assert newest not in through.listed(newest=1), "without a manifest it is no pack"
+    assert len(through.listed(newest=1)) == 1
+
+
+def test_a_call_is_found_by_its_number_with_few_reads(store: PackStore) -> None:
+    fill(store)
+    through, reads = counted(store)
+    assert through.read(find(through, "7", "s1")).number == 7
+    assert reads["manifest.json"] <= 4
+    for number in range(1, 4):  # the session begins anew, under the same name
+        name = f"pack_20270101T00000{number}.000000Z_{number:08x}"
+        store.write(recording().changed(pack_id=name, session="s1", number=number, words="anew"))
+    assert [store.read(find(store, number, "s1")).words == "anew" for number in "237"] == [True, True, False]
+
+
+def test_who_wrote_a_session_reads_nothing_of_it_and_inspect_reads_one_chain() -> None:
+    url = "failing://reads"
+    chat = Chat(store=PackStore(url))
+    chat.say("hi", "ho")
+    calls, files = FailingFileSystem.calls, len(FailingFileSystem.held)
+    chat.say(*(f"message {number}" for number in range(6)))
+    assert FailingFileSystem.calls - calls == len(FailingFileSystem.held) - files == 18
+    calls = FailingFileSystem.calls
+    assert CliRunner().invoke(main, ["inspect", "--store", url]).exit_code == 0
+    assert FailingFileSystem.calls - calls <= 20
 
 
 def test_many_calls_are_read_from_few_files_and_say_the_same(store: PackStore) -> None:

@@ -11,7 +11,7 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from datetime import datetime
@@ -35,7 +35,7 @@ _NO_BUCKET = re.compile(r"(?:bucket|container) does(?: not|n't) exist|NoSuchBuck
 """Words of a 404 that is about a bucket, not about a file."""
 _CONFLICTS = (errno.EINVAL, errno.EBUSY)
 """What s3fs raises for a precondition that failed, and for two writers at the same moment."""
-_AT_ONCE, _MOST_AHEAD = 16, 64
+_AT_ONCE = 16
 DRAFT = ".draft-"
 _DRAFT_FLAGS = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_BINARY", 0)
 LATE_SECONDS = 0.3
@@ -388,12 +388,6 @@ class Files:
             return [act(item) for item in items]
         with ThreadPoolExecutor(min(_AT_ONCE, len(items)), thread_name_prefix="aether-context-store") as pool:
             return list(pool.map(act, items))
-
-    def ahead(self, act: Callable[[_T], _R], items: Sequence[_T]) -> Iterator[_R]:
-        """The results of ``act`` for each item, in order; over the network a few ahead of the one that is asked for."""
-        size = _MOST_AHEAD if self._is_async else 1
-        for start in range(0, len(items), size):
-            yield from self.at_once(act, items[start : start + size])
 
     def url_of(self, path: str) -> str:
         """The URL of a file."""

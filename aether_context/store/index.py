@@ -130,8 +130,7 @@ class IndexReader:
         first, last = (write_time(pack_path) for pack_path in (places[0], places[-1]))
         folders = dict.fromkeys(f"{pack_path.rsplit('/', 3)[0]}/{INDEX}" for pack_path in places)
         listed = chain.from_iterable(files.at_once(files.files, folders))
-        matches = ((name, file) for file in listed if (name := _NAME.fullmatch(file.name)))
-        named = [(name[1], file) for name, file in matches if name[1] <= last and first <= name[2]]
+        named = [(began, file) for file in listed if (began := block_began(file, first, last))]
         # Where there are nearly as many blocks as packs they are not worth reading.
         self._waiting = deque(sorted(named) if 2 * len(named) < len(places) else [])
 
@@ -152,6 +151,12 @@ class IndexReader:
             if block.modified is not None:
                 return {pack_path: CallCopy(*copy, block.modified) for pack_path, copy in copies.items()}
         return {}
+
+
+def block_began(block: File, first: str, last: str) -> str:
+    """The time of a block's first pack, where it may hold packs from one time to another; empty where it does not."""
+    name = _NAME.fullmatch(block.name)
+    return name[1] if name is not None and name[1] <= last and first <= name[2] else ""
 
 
 def write_time(pack_path: str) -> str:

@@ -31,6 +31,7 @@ _TIME = r"\d{8}T\d{6}\.\d{6}Z"
 _WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
 _PACK_ID = rf"pack_{_TIME}{_WORDS}_[0-9a-f]{{8}}(-\d+)?"
 _PACK = rf"{_SESSION}/packs/{_PACK_ID}"
+_ID = re.compile(_PACK_ID)
 _ADDRESS = re.compile(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
 _FORMS: dict[Kind, re.Pattern[str]] = {
     "pack": re.compile(rf"{_PACK}/{re.escape(MANIFEST)}"),
@@ -93,6 +94,11 @@ def pack_at(name: str) -> str | None:
     """The id of the pack whose manifest an address within a session stands for; None where it is another one."""
     match = _ADDRESS.fullmatch(name)
     return None if match is None else match[1]
+
+
+def is_pack_folder(path: str) -> bool:
+    """Tells whether a folder of a session's packs is called as one of a pack is."""
+    return _ID.fullmatch(path.rpartition("/")[2]) is not None
 
 
 def is_segment(folder: str) -> bool:

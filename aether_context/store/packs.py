@@ -23,9 +23,9 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from itertools import groupby
+from itertools import chain, groupby
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, readable_json, short
@@ -42,14 +42,14 @@ from aether_context.pack import NOTHING
 from aether_context.store import pack_file
 from aether_context.store.files import File, Files, segment
 from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
-from aether_context.store.layout import FORGOTTEN, entry_of, is_segment, pack_at
+from aether_context.store.layout import FORGOTTEN, entry_of, is_pack_folder, is_segment, pack_at
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
-_NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
+NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
 _MANY = 256
 """So many calls are read at a time, where many are."""
 DEFAULT_STORE = "artifacts"
@@ -306,7 +306,7 @@ class PackStore:
         """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.
 
         Args:
-            is_new: whether the pack was written just now; else it is looked at whether it is there.
+            is_new: whether the pack is known to be there; else that is looked at.
 
         Raises:
             PackNotFound: the pack is not there, or not there any more.
@@ -463,21 +463,41 @@ class PackStore:
         return self._inside(self._inside([self.files.root], app), user)
 
     def places(self, app: str | None = None, user: str | None = None, session: str | None = None) -> list[str]:
-        """The places of packs, sorted by id, which begins with the time."""
-        return list(self.listed(app, user, session))
+        """The places of packs, sorted by id, which begins with the time; a pack may be deleted, or not there yet."""
+        folders = chain.from_iterable(self.files.at_once(self.files.folders, self._above_packs(app, user, session)))
+        return sorted(filter(is_pack_folder, folders), key=lambda folder: (name_of(folder), folder))
 
-    def listed(self, app: str | None = None, user: str | None = None, session: str | None = None) -> dict[str, Listing]:
-        """The files of packs by their places, sorted by id, which begins with the time."""
-        sessions = self._inside(self.owners(app, user), session, _NO_SESSIONS)
-        listings = self.files.at_once(lambda folder: self.files.below(f"{folder}/packs"), sessions)
+    def listed(
+        self, app: str | None = None, user: str | None = None, session: str | None = None, *, newest: int | None = None
+    ) -> dict[str, Listing]:
+        """The files of packs by their places, sorted by id, which begins with the time.
+
+        Args:
+            newest: so many packs, those with the last ids, for which few folders are listed; None for all.
+        """
+        if newest is None:
+            return self._listings(self.files.below, self._above_packs(app, user, session))
+        places, listed = self.places(app, user, session), dict[str, Listing]()
+        while places and len(listed) < newest:
+            last = places[len(listed) - newest :]
+            listed = self._listings(self.files.files, last) | listed
+            del places[-len(last) :]
+        return listed
+
+    def _listings(self, files_of: Callable[[str], list[File]], folders: Sequence[str]) -> dict[str, Listing]:
         manifests, outcomes = dict[str, File](), dict[str, File]()
-        for file in (file for files in listings for file in files):
+        for file in chain.from_iterable(self.files.at_once(files_of, folders)):
+            folder = file.path.rpartition("/")[0]
             if file.name == pack_file.OUTCOME:
-                outcomes[file.path.rpartition("/")[0]] = file
-            elif file.name == pack_file.MANIFEST and (entry := entry_of(file, self.files.root)) is not None:
-                manifests[entry.place] = file
+                outcomes[folder] = file
+            elif file.name == pack_file.MANIFEST and entry_of(file, self.files.root) is not None:
+                manifests[folder] = file
         places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
         return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
+
+    def _above_packs(self, app: str | None, user: str | None, session: str | None) -> list[str]:
+        """The folders that hold those of the packs of sessions."""
+        return [f"{folder}/packs" for folder in self._inside(self.owners(app, user), session, NO_SESSIONS)]
 
     def _inside(self, folders: list[str], name: str | None, excluded: Sequence[str] = ()) -> list[str]:
         """In each folder the one that a name leads to, or all that a name could lead to but those excluded."""

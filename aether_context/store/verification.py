@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from itertools import count
+from itertools import chain, count
 from typing import Any, Protocol
 
 from aether_context.canonical import canonical_json, hash_bytes, short
@@ -15,12 +15,12 @@ from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotF
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner, is_artifact
-from aether_context.store.files import segment
-from aether_context.store.index import INDEX, read_block
-from aether_context.store.layout import StoreEntry, entry_of
+from aether_context.store.files import File, segment
+from aether_context.store.index import INDEX, block_began, read_block, write_time
+from aether_context.store.layout import StoreEntry, entry_of, is_pack_folder
 from aether_context.store.manifest import Manifest
 from aether_context.store.pack_file import gunzip_bytes, read_record, record_file, remove_hash
-from aether_context.store.packs import PackStore, name_of
+from aether_context.store.packs import NO_SESSIONS, PackStore, name_of
 from aether_context.store.replay import Replayer
 
 _DIGITS = 16
@@ -76,7 +76,7 @@ class Verifier:
             advance: called behind each pack.
         """
         self._replayer, self._checked, faults = Replayer(self.store), {}, {}
-        for pack_path, manifest in zip(places, self.store.files.ahead(self._check, places), strict=True):
+        for pack_path, manifest in zip(places, self.store.files.at_once(self._check, places), strict=True):
             self._checked[pack_path] = manifest
             faults[pack_path] = self.fault(pack_path)
             advance()
@@ -149,21 +149,19 @@ def verify(
     root, findings, verifier = store.files.root, Verification(), Verifier(store, replays=replays)
     if session is not None:
         selection = {"app": session.app_name, "user": session.user_id, "session": session.id}
-    segments = {level: segment(name) for level, name in selection.items() if name is not None}
     event_packs = [pack_of_event(event) for event in session.events] if session is not None else []
     entries: dict[str, list[StoreEntry]] = defaultdict(list)
-    owners = store.owners(selection.get("app"), selection.get("user")) if any(segments.values()) else [root]
-    for file in (file for owner in owners for file in store.files.below(owner)):
+    app, user, name = map(selection.get, ("app", "user", "session"))
+    owners = [root] if app is user is name is None else store.owners(app, user)
+    for file in chain.from_iterable(_files_of(store, owner, name and segment(name)) for owner in owners):
         entry = entry_of(file, root)
         if entry is None:
             findings.foreign.append(store.files.below_base(file.path))
         else:
             entries[entry.session].append(entry)
     other_files = _OtherFiles(store, entries)
-    ending = segments.get("session")
-    folders = [folder for folder in sorted(entries) if not folder or ending in (None, folder.rsplit("/", 1)[-1])]
-    total, done = sum(entry.kind == "pack" for folder in folders for entry in entries[folder]), count(1)
-    for folder, of_folder in ((folder, entries[folder]) for folder in folders):
+    total, done = sum(entry.kind == "pack" for of_folder in entries.values() for entry in of_folder), count(1)
+    for folder, of_folder in sorted(entries.items()):
         places = [entry.place for entry in of_folder if entry.kind == "pack"]
         faults = verifier.faults(places, lambda: advance(next(done), total))
         manifests = [manifest for manifest in map(verifier.checked, places) if isinstance(manifest, Manifest)]
@@ -182,6 +180,20 @@ def verify(
             findings.faults[of_session] = f"none of its {number:,} packs is there"
     findings.unrecorded = verifier.unrecorded
     return findings
+
+
+def _files_of(store: PackStore, owner: str, session: str | None) -> Iterable[File]:
+    """The files below a folder; where a session is named those of a user's that has it, without what other sessions'
+    packs alone are in."""
+    if session is None:
+        return store.files.below(owner)
+    folders = [folder for folder in store.files.folders(owner) if name_of(folder) in (session, *NO_SESSIONS)]
+    if f"{owner}/{session}" not in folders:
+        return ()
+    files = chain(store.files.files(owner), chain.from_iterable(map(store.files.below, folders)))
+    times = sorted(map(write_time, filter(is_pack_folder, store.files.folders(f"{owner}/{session}/packs")))) or [""]
+    in_index = f"{owner}/{INDEX}/"
+    return (file for file in files if not file.path.startswith(in_index) or block_began(file, times[0], times[-1]))
 
 
 def _gaps(

@@ -18,7 +18,7 @@ from aether_context.lab.reading import (
     Answer,
     Difference,
     Span,
-    call_titles,
+    call_title,
     difference,
     read_view,
     session_packs,
@@ -54,9 +54,10 @@ def show_pack(url: str, pack: str | None, *, session: str | None, everything: bo
         print_json(filled.model_dump(mode="json"))
     else:
         view = read_view(replayer, manifest, request=False)
-        calls = session_packs(store, app=manifest.app, user=manifest.user, session=manifest.session)
-        title = call_titles(calls).get(manifest.pack_id, "")
-        print_pack(view, title=title, reads=read_back(store, calls), everything=everything)
+        whose = {"app": manifest.app, "user": manifest.user, "session": manifest.session}
+        names_stored = any(row.form == "offloaded" for row in view.rows.values())
+        reads = read_back(store, session_packs(store, **whose)) if names_stored else {}
+        print_pack(view, title=call_title(manifest), reads=reads, everything=everything)
         gaps = view.gaps
     return _faults(manifest, gaps)
 

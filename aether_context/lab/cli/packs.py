@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 from aether_context.canonical import JSON
 from aether_context.errors import AetherContextError, PackNotFound, StoreError
 from aether_context.lab.cli.terminal import (
@@ -13,7 +15,6 @@ from aether_context.lab.cli.terminal import (
     say,
     watched,
 )
-from aether_context.lab.reading import session_packs
 from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.store import Manifest, PackStore
 from aether_context.store.packs import Listing, name_of
@@ -21,6 +22,8 @@ from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
+_MOST_STEPS = 8
+"""So often a call is looked for where its number says, from the newest one on; then in all of the session."""
 _COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost")
 
 # Finding packs. See `PackStore` for what a place is.
@@ -40,9 +43,9 @@ def whose(**selection: str | None) -> str:
     return f" of {words}" if words else ""
 
 
-def selected_packs(store: PackStore, **selection: str | None) -> dict[str, Listing]:
-    """The packs of a selection, by their places; `PackNotFound` where there is none."""
-    if not (packs := require(store).listed(**selection)):
+def selected_packs(store: PackStore, *, newest: int | None = None, **selection: str | None) -> dict[str, Listing]:
+    """The packs of a selection, or so many of the newest, by their places; `PackNotFound` where there is none."""
+    if not (packs := require(store).listed(**selection, newest=newest)):
         raise PackNotFound(f"no packs{whose(**selection)} in {store.url}")
     return packs
 
@@ -55,17 +58,29 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
             the newest one.
         session: the session whose calls are numbered; None takes that of the newest pack.
     """
-    require(store)
-    if pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS:
-        for call in reversed(session_packs(store, session=session)):  # sessions that begin anew number their calls anew
-            if call.number == int(pack) and (call.caller is None if session is None else call.session == session):
-                return store.place(call)
-    if pack not in (None, "latest"):
-        return store.find(pack)
-    newest = store.places(session=session)[-1:]
-    if not newest:
+    is_number = pack is not None and pack.isdecimal() and len(pack) <= _MOST_DIGITS
+    if pack not in (None, "latest") and not is_number:
+        return require(store).find(pack)
+    if not (newest := [*require(store).listed(session=session, newest=1)]):
         raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
-    return newest[0]
+    if pack is None or not is_number:
+        return newest[0]
+    return _numbered(store, int(pack), newest[0], session) or store.find(pack)
+
+
+def _numbered(store: PackStore, number: int, newest: str, session: str | None) -> str:
+    """The place of a session's call with a number, the latest one; empty where there is none. The session is that of
+    the newest pack, and where that ran as a tool and was not asked for, its caller's."""
+    manifest = store.read(newest)
+    owner = manifest.session_key if session is not None else manifest.caller or manifest.session_key
+    places = store.places(*owner)
+    at = len(places) - 1
+    with suppress(IndexError, PackNotFound):
+        for _ in range(_MOST_STEPS):
+            if not (ahead := store.read(places[at]).number - number):
+                return places[at]
+            at = at - ahead if at >= ahead else len(places)
+    return next((path for path in reversed(places) if store.read(path).number == number), "")
 
 
 def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:
@@ -78,7 +93,7 @@ def locate(url: str, pack: str | None, session: str | None = None) -> tuple[Pack
 
 
 def show_list(url: str, *, limit: int | None, as_json: bool, **selection: str | None) -> int:
-    listed = selected_packs(store := PackStore(url), **selection)
+    listed = selected_packs(store := PackStore(url), newest=limit and limit + 1, **selection)
     rows, values, unreadable = list[tuple[object, ...]](), list[JSON](), dict[str, AetherContextError]()
     off, witness = dict[str, tuple[str, ...]](), CacheWitness()
     shown = dict(list(listed.items())[-limit:]) if limit else listed

@@ -71,7 +71,7 @@ class _Group:
 
 def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str | None) -> int:
     """Prints the usage of recorded calls, grouped ``by`` some columns."""
-    listed, by = packs.selected_packs(store := PackStore(url), **selection), tuple(dict.fromkeys(by))
+    listed, by = packs.selected_packs(store := PackStore(url), newest=None, **selection), tuple(dict.fromkeys(by))
     if "tool" in by:
         return _show_tools(store, listed, by, as_json)
     groups: defaultdict[tuple[str, ...], _Group] = defaultdict(_Group)

@@ -13,7 +13,7 @@ from aether_context.lab.reading.difference import (
     difference,
 )
 from aether_context.lab.reading.packs import WHY, PackView, Piece, read_view, view_of, view_under
-from aether_context.lab.reading.sessions import call_titles, session_packs
+from aether_context.lab.reading.sessions import call_title, session_packs
 from aether_context.lab.reading.why import AgentVerdict, Answer, Place, Span, why
 
 __all__ = [
@@ -32,7 +32,7 @@ __all__ = [
     "Reading",
     "Span",
     "TextChange",
-    "call_titles",
+    "call_title",
     "difference",
     "read_view",
     "session_packs",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 
@@ -12,7 +11,6 @@ from aether_context.evidence.record import READ, SEARCH
 from aether_context.pack import Part
 from aether_context.store import Manifest, PackStore
 from aether_context.store.index import write_time
-from aether_context.store.packs import Listing, StoredCall
 from aether_context.text.entities import artifact_uris
 
 
@@ -24,37 +22,30 @@ def session_packs(
     Raises:
         PackNotFound: there is none.
     """
-    listed = store.listed(app, user, session)
-    if not listed:
+    newest = next(iter(store.listed(app, user, session, newest=1)), None)
+    if newest is None:
         raise PackNotFound(f"no packs of such a session in {store.url}: `{store.command('list')}` shows what is there")
-    newest = store.read(list(listed)[-1])
-    owner = newest.caller or newest.session_key
-    of_user = store.listed(*owner[:2]) if session is not None else listed
-    sessions: dict[str, dict[str, Listing]] = defaultdict(dict)
-    for path, files in of_user.items():
-        sessions[_folder(path)][path] = files
-    folder, keys = f"{store.files.place(*owner)}/packs", {owner}
-    listings = dict(sessions.pop(folder, {}) or listed)
-    times = sorted(map(write_time, listings))
+    latest = store.read(newest)
+    owner = latest.caller or latest.session_key
+    keys, places = dict.fromkeys([owner, latest.session_key]), store.places(*owner) or [newest]
     # A session names no agent that ran as its tool: each of these names it, in packs that are made while it runs.
-    firsts = (next(iter(of_session)) for of_session in sessions.values())
-    heads = {path: of_user[path] for path in firsts if times[0] <= write_time(path) <= times[-1]}
-    for head in store.calls(dict(sorted(heads.items(), key=lambda item: write_time(item[0])))):
-        if (manifest := _readable(head)).caller in keys:
-            keys.add(manifest.session_key)
-            listings |= sessions[_folder(head.place)]
-    manifests = map(_readable, store.calls(dict(sorted(listings.items(), key=lambda item: write_time(item[0])))))
-    return sorted(manifests, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
+    heads = {_folder(path): path for path in reversed(store.places(*owner[:2]))}.values()
+    concurrent = sorted(
+        (path for path in heads if write_time(places[0]) <= write_time(path) <= write_time(places[-1])), key=write_time
+    )
+    for manifest in store.files.at_once(store.read, concurrent):
+        if manifest.caller in keys:
+            keys[manifest.session_key] = None
+    manifests = [manifest for key in keys for manifest in store.manifests(*key)]
+    # A forged manifest may name a session that is not there.
+    return sorted(
+        manifests or store.manifests(app, user, session),
+        key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id),
+    )
 
 
 def _folder(path: str) -> str:
     return path.rpartition("/")[0]
-
-
-def _readable(call: StoredCall) -> Manifest:
-    if isinstance(call.manifest, AetherContextError):
-        raise call.manifest
-    return call.manifest
 
 
 def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tuple[int, ...]]:
@@ -81,17 +72,7 @@ def reads_told(calls: Sequence[int]) -> str:
     return f"read back before call {', '.join(map(str, calls))}" if calls else "never read back"
 
 
-def call_titles(manifests: Sequence[Manifest]) -> dict[str, str]:
-    """``turn 4, call 2 of researcher`` for each pack by its id; a turn is what follows one message of the user.
-
-    Args:
-        manifests: as `session_packs` gives them.
-    """
-    turns: dict[tuple[tuple[str, str, str], str], int] = {}
-    titles: dict[str, str] = {}
-    for manifest in manifests:
-        key = (manifest.session_key, manifest.invocation)
-        turn = turns.setdefault(key, 1 + sum(session == manifest.session_key for session, _ in turns))
-        called = f" as a tool of session {manifest.caller[2]}" if manifest.caller is not None else ""
-        titles[manifest.pack_id] = f"turn {turn}, call {manifest.call} of {manifest.agent}{called}"
-    return titles
+def call_title(manifest: Manifest) -> str:
+    """``turn 4, call 2 of researcher``; a turn is what follows one message of the user."""
+    called = f" as a tool of session {manifest.caller[2]}" if manifest.caller is not None else ""
+    return f"turn {manifest.turn}, call {manifest.call} of {manifest.agent}{called}"
