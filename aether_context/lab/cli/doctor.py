@@ -20,8 +20,8 @@ from aether_context.store.packs import name_of
 from aether_context.store.spool import spool_of
 
 EXTRAS = {
-    "gcs": "gcsfs", "postgres": "psycopg_pool", "s3": "s3fs", "sentence-transformers": "sentence_transformers",
-    "tokenizers": "tokenizers", "viewer": "starlette",
+    "gcs": "gcsfs", "mcp": "mcp", "postgres": "psycopg_pool", "s3": "s3fs",
+    "sentence-transformers": "sentence_transformers", "tokenizers": "tokenizers", "viewer": "starlette",
 }  # fmt: skip
 """The extras for users, each with a module that it brings."""
 _RECENT = 20
