@@ -10,7 +10,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from plans import PLAN, loop, messages, planned, small, turns
-from scripted import Chat, faults, look_up, set_state, was_cut
+from scripted import Chat, faults, look_up, set_state, state_of, was_cut
 
 from aether_context.store.replay import Replayer
 
@@ -165,6 +165,15 @@ def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
         assert positions == sorted(set(positions))
         assert min(positions) >= 0
     chat.replays()
+
+
+def test_the_epoch_of_another_session_is_not_this_ones() -> None:
+    """ADK copies a parent's state into child sessions."""
+    parent = Chat(state=planned())
+    parent.say("Hello")
+    child = Chat(state=state_of(parent), session="child")
+    child.say("Hello")
+    assert child.manifests()[0].epoch_reason == "first_call"
 
 
 @pytest.mark.parametrize(

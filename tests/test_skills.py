@@ -214,6 +214,18 @@ def test_a_tool_that_the_policy_marks_instructs_and_no_other_does(marked: bool):
     chat.replays()
 
 
+def test_a_failed_result_instructs_nobody():
+    def read_rules() -> dict[str, Any]:
+        """Reads the house's rules."""
+        return {"error": "no such area"}
+
+    policy = small(6_000, offload={"tools": {"read_rules": "instructs"}})
+    chat = Chat([call("read_rules")], [read_rules], policy)
+    chat.say("Which rules hold?")
+    assert "ACTIVE INSTRUCTIONS" not in chat.sent[-1].text
+    assert not any(row.reason == "instructs" for row in chat.manifests()[-1].rows)
+
+
 def test_a_plan_has_its_section_before_the_acceptance_list_and_nobody_forges_one():
     script = [*loads("review"), *(prose(at + 500, 50) for at in range(30))]
     chat = Chat(script, [toolset(skill("review"))], small(7_000, tools={"scope": "off"}), {"plan": PLAN})

@@ -463,3 +463,5 @@ def test_of_several_models_the_smallest_counts() -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=model, instruction="Help."))
     chat.say("Hello")
     assert (chat.manifests()[0].window, chat.manifests()[0].most_window) == (128_000, 272_000)
+    windows = {"gemini-2.5-flash": 60_000, "gpt-5": 50_000}
+    assert manifest_of(model, policy=PackPolicy(max_input_tokens=windows)).window == 50_000

@@ -226,6 +226,14 @@ def test_odd_values_in_a_sessions_state_are_no_limits(value: Any) -> None:
     assert {manifest.window for manifest in chat.manifests()} == {9_000}
 
 
+def test_what_ended_a_run_is_learned_before_the_next() -> None:
+    """ADK drops the state of the call that failed."""
+    chat = refusing(lambda request: "prompt is too long: 215431 tokens > 50000 maximum")
+    with pytest.raises(RuntimeError):
+        chat.say("Hello?")
+    assert state_of(chat).get(LEARNED_WINDOWS)
+
+
 # bytes, media and pages
 
 LARGE = {
