@@ -150,7 +150,7 @@ BAD_EPOCHS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BAD_EPOCHS)
-@pytest.mark.rows(5)
+@pytest.mark.rows(5, slow=7)
 def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     chat = Chat(policy=small(1_500), state=planned(), script=[])
     chat.say(*turns(4, 300))

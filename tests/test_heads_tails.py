@@ -289,16 +289,17 @@ def test_every_strategy_stays_valid_inside_the_window_and_replays(strategy: Any)
     check(chat)
 
 
-def test_marks_hold_under_every_strategy_and_in_the_net() -> None:
-    for strategy in ("epochs", "sliding_turns", "stable_prefix", "summarize", "none"):
-        chat = chatted(
-            policy=PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0}),
-            state={"aether:anchors": [{"contains": "never touch the ledger"}]},
-            script=["ok", "ok", *loop(14)],
-        )
-        chat.say("hello", "Please never touch the ledger.", "now look it all up")
-        assert "never touch the ledger" in "".join(chat.sent[-1].wires), strategy
-        check(chat)
+@pytest.mark.parametrize("strategy", ["epochs", "sliding_turns", "stable_prefix", "summarize", "none"])
+@pytest.mark.rows(2)
+def test_marks_hold_under_every_strategy_and_in_the_net(strategy: str) -> None:
+    chat = chatted(
+        policy=PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0}),
+        state={"aether:anchors": [{"contains": "never touch the ledger"}]},
+        script=["ok", "ok", *loop(14)],
+    )
+    chat.say("hello", "Please never touch the ledger.", "now look it all up")
+    assert "never touch the ledger" in "".join(chat.sent[-1].wires)
+    check(chat)
 
 
 def test_one_mark_needs_no_list_and_what_is_none_is_named() -> None:

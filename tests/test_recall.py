@@ -167,7 +167,7 @@ def test_a_passage_of_a_long_message_comes_back_alone() -> None:
     manual = "\n".join(f"Paragraph {at} of the manual says that part {at} is grey." for at in range(60))
     told = f"{manual}\nThe serial number is under the lid.\n{manual}"
     chat = Chat(policy=small(3_000, conversation={"summary_share": 0}), script=[f"I see {at}." for at in range(60)])
-    chat.say(told, *chatter(45))
+    chat.say(told, *chatter(25))
     assert "serial number" not in chat.sent[-1].text.partition("CONTEXT PACK")[0]
     chat.say("Where is the serial number?")
     assert "The serial number is under the lid." in memory_of(chat.sent[-1].human())

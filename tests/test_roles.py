@@ -92,7 +92,7 @@ async def _cut(chat: Chat) -> None:
 
 @DEPRECATED
 @pytest.mark.parametrize(("strategy", "window", "kind"), list(product(STRATEGIES, (1_500, 4_000), KINDS)))
-@pytest.mark.rows(2, slow=20)
+@pytest.mark.rows(2, slow=7)
 def test_roles_alternate_where_they_do_without_the_plugin(strategy: tuple[str, ...], window: int, kind: str) -> None:
     chat = session(strategy, window, kind)
     assert any(not sent.doubled for sent in chat.raw)

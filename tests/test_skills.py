@@ -44,7 +44,7 @@ def turns(count: int, first: int = 0) -> list[str]:
 
 @pytest.mark.parametrize(("window", "count"), [(6_000, 30), (8_000, 30), (16_000, 60), (32_000, 120)])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails"])
-@pytest.mark.rows(1, slow=9)
+@pytest.mark.rows(1, slow=4)
 def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, strategy: str):
     count_of = 17 if window < 20_000 else 30
     conversation = {"strategy": [strategy], "sliding_turns": {"tokens": window // 2}}
@@ -70,7 +70,7 @@ def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, 
 
 
 def test_a_cut_inside_a_tool_loop_and_a_restart_keep_it():
-    loop = [call("look_up", key=f"k{at}-{words(80, f'x{at}')}") for at in range(20)]
+    loop = [call("look_up", key=f"k{at}-{words(80, f'x{at}')}") for at in range(12)]
     chat = Chat(
         [*loads("review"), *loop, "Done.", *loop[:5], "Done."], [toolset(skill("review")), look_up], small(6_000)
     )
@@ -175,6 +175,7 @@ def test_loaded_twice_it_stands_once_after_a_cut_and_its_resources_are_results_l
     chat.replays()
 
 
+@pytest.mark.slow
 def test_all_together_take_a_quarter_of_the_window_and_the_newest_comes_first():
     names = ["one", "two", "three"]
     script = [*loads(*names), *(prose(at + 500, 50) for at in range(40))]

@@ -227,7 +227,7 @@ def test_what_was_called_stays_declared_when_a_cut_takes_the_call() -> None:
     chat.replays()
 
 
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=1)
 @pytest.mark.parametrize("window", [4_800, 5_000])
 def test_what_was_found_long_ago_gives_way_so_that_the_conversation_keeps_its_room(window: int) -> None:
     """An agent that has used all of its tools, one after another, declares those of the last while."""

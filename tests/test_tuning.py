@@ -370,6 +370,7 @@ def test_the_tuned_file_keeps_the_tables(team, tmp_path):
         assert tuned.for_agent("clerk", profile).max_input_tokens == 6_000
 
 
+@pytest.mark.slow
 def test_a_policy_comes_to_the_same_whichever_is_played_first():
     """What is far from a cut is played once for all policies."""
     store, base = new_store(), SMALL.changed(max_input_tokens=3_000)
