@@ -232,7 +232,7 @@ def test_where_nothing_is_known_shares_are_inside_the_documented_ranges(
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-@pytest.mark.rows(1)
+@pytest.mark.rows(1, slow=1)
 def test_signals_give_a_real_spread(profile):
     rng = random.Random(7)
     found = [weigh(known(rng), budget(profile)) for _ in range(4_000)]

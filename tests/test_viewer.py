@@ -388,7 +388,7 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
     ],
     ids=lambda change: repr(change)[:40],
 )  # fmt: skip
-@pytest.mark.rows(5)
+@pytest.mark.rows(4, slow=7)
 def test_a_forged_manifest_has_a_page_and_holds_nothing_back(change: dict[str, Any]) -> None:
     chat = Chat(script=[*loop(1), "done"] * 2, tools=[look_up])
     chat.say("one", "two")

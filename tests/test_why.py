@@ -85,7 +85,7 @@ def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
-@pytest.mark.rows(3)
+@pytest.mark.rows(3, slow=7)
 def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
     answer = answer_to(chat.store, text)
     assert read_in(chat, text)
@@ -98,7 +98,7 @@ def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, tex
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
-@pytest.mark.rows(3)
+@pytest.mark.rows(3, slow=4)
 def test_the_verdict_says_whether_the_call_read_the_words_and_comes_first(chat: Chat, text: str) -> None:
     held = read_in(chat, text)["s1"]
     call_number = (1, len(held) // 2, len(held))[[*PLANTED].index(text) % 3]
