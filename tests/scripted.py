@@ -36,7 +36,7 @@ from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.store.replay import Replayer
+from aether_context.store.replay import Replayed, Replayer
 
 _numbers = itertools.count(1)
 
@@ -472,13 +472,18 @@ class Chat:
     def manifests(self) -> list[Manifest]:
         return list(self.store.manifests())
 
+    def latest(self) -> Manifest:
+        """The newest manifest, the only one that is read."""
+        return self.store.read([*self.store.listed()][-1])
+
     def replays(self) -> None:
         """Every pack in the store is intact and can be built again."""
         replayer = Replayer(self.store)
         for manifest in self.manifests():
             manifest.verify()
-            assert replayer.replay(manifest).matches
-            accounted(replayer, manifest)
+            replayed = replayer.replay(manifest)
+            assert replayed.matches
+            accounted(replayer, replayed)
 
 
 def sound(store: PackStore) -> list[Manifest]:
@@ -505,14 +510,13 @@ def inside(manifest: Manifest, window: int) -> bool:
     return sum(layer.used for layer in manifest.allocation.values()) - too_much <= window
 
 
-def accounted(replayer: Replayer, manifest: Manifest) -> None:
+def accounted(replayer: Replayer, replayed: Replayed) -> None:
     """``kept + dropped == candidates``: a row for each content and candidate, and no other."""
-    resolved = replayer.resolve(manifest)
-    source = replayer.pack_input(manifest)
+    resolved, source = replayer.resolve(replayed.manifest), replayed.pack.source
     rows = [row for row in resolved.rows.values() if row.layer in ("conversation", "task")]
     others = [row.id for row in resolved.rows.values() if row.layer not in ("conversation", "task")]
     assert sorted(row.hash for row in rows) == sorted(resolved.contents)
-    if manifest.chose:
+    if replayed.manifest.chose:
         assert sorted(others) == sorted(one.id for one in (*source.candidates, *source.instructions))
     for row in resolved.rows.values():
         if row.form == "left_out":

@@ -32,14 +32,14 @@ def test_cuts_are_rare_and_go_down_in_one_act() -> None:
 def test_a_rewind_behind_the_boundary_begins_a_new_epoch_with_its_reason() -> None:
     chat = Chat(policy=small(1_500))
     chat.say(*turns(9))
-    assert chat.manifests()[-1].epoch.cut_count > 1
+    assert chat.latest().epoch.cut_count > 1
     held = asyncio.run(chat.held())
     second = [event for event in held.events if event.author == "user"][1]
     asyncio.run(
         chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=second.invocation_id)
     )
     chat.say("a new question")
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     assert [content.parts[0].text for content in chat.sent[-1].contents] == [turns(9)[0], "ok", "a new question"]
     assert manifest.epoch.cut_count == 0
     assert manifest.prefix.broken_by is not None
@@ -154,7 +154,7 @@ BAD_EPOCHS: list[Any] = [
 def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     chat = Chat(policy=small(1_500), state=planned(), script=[])
     chat.say(*turns(4, 300))
-    assert chat.manifests()[-1].epoch.cut_count > 0
+    assert chat.latest().epoch.cut_count > 0
     asyncio.run(poison(chat, "aether:epoch:", value))
     chat.say("and now?", "and then?")
     for one, manifest in zip(chat.sent[-2:], chat.manifests()[-2:], strict=True):

@@ -398,7 +398,7 @@ class Run:
             assert both[0] == both[1]
             assert sum(budget.tokens for budget in manifest.layer_budgets.values()) <= manifest.window
             assert round(sum(budget.share for budget in manifest.layer_budgets.values()), 9) <= 1
-            accounted(replayer, manifest)
+            accounted(replayer, replayed)
         MemoryFileSystem.store.clear()
 
 

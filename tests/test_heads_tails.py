@@ -321,7 +321,7 @@ def test_rules_registered_from_outside_hold_and_a_failing_one_ends_no_run() -> N
     try:
         chat = chatted(script=["ok", "ok", *loop(14)])
         chat.say("hello", "It costs 90 euros.", "now look it all up")
-        last = chat.manifests()[-1]
+        last = chat.latest()
         assert [(anchor.kind, anchor.description) for anchor in last.anchors] == [("custom", "prices")]
         assert "anchor rule 'broken' failed: ZeroDivisionError" in last.degradations
         assert "90 euros" in "".join(chat.sent[-1].wires)

@@ -70,7 +70,7 @@ def test_texts_that_differ_in_what_is_masked_alone_replay_with_the_counts_of_eac
         chat.say("Hello.")
         asyncio.run(set_state(chat, knowledge={"notes": [f"write to {address}"]}))
         chat.say("Whom do I write to?")
-    last = chat.manifests()[-1]
+    last = chat.latest()
     assert last.extends is not None
     recorded, again = (
         [row for row in rows if row.layer == "memory"] for rows in (last.rows, replay(last, chat.store).pack.rows)

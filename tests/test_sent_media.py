@@ -231,7 +231,7 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
     chat.say(words(700))
     assert "left_out" in str(chat.sent[-1].answers("draw"))
     assert not shown(chat)
-    assert 0 < chat.manifests()[-1].request_tokens < 1_500
+    assert 0 < chat.latest().request_tokens < 1_500
     chat.replays()
 
 

@@ -184,7 +184,7 @@ def test_all_together_take_a_quarter_of_the_window_and_the_newest_comes_first():
     last = chat.sent[-1]
     assert [whole([last], name)[0] for name in names] == [0, 30, 30]
     assert 'load_skill({"skill_name":"one"})' in last.text
-    rows = {row.id: (row.form, row.reason) for row in chat.manifests()[-1].rows}
+    rows = {row.id: (row.form, row.reason) for row in chat.latest().rows}
     assert rows["skill_one"] == ("left_out", "window")
     # The newest is whole though it takes more than a quarter; where there is no room at all it is named.
     for window, count, expected in ((5_000, 60, 60), (2_500, 60, 0)):
@@ -211,7 +211,7 @@ def test_a_tool_that_the_policy_marks_instructs_and_no_other_does(marked: bool):
     last = chat.sent[-1]
     assert whole([last], "stairs")[0] == 30 if marked else whole([last], "stairs")[0] < 30
     assert ("ACTIVE INSTRUCTIONS:" in last.text) == marked
-    assert any(row.reason == "instructs" for row in chat.manifests()[-1].rows) == marked
+    assert any(row.reason == "instructs" for row in chat.latest().rows) == marked
     chat.replays()
 
 
@@ -224,7 +224,7 @@ def test_a_failed_result_instructs_nobody():
     chat = Chat([call("read_rules")], [read_rules], policy)
     chat.say("Which rules hold?")
     assert "ACTIVE INSTRUCTIONS" not in chat.sent[-1].text
-    assert not any(row.reason == "instructs" for row in chat.manifests()[-1].rows)
+    assert not any(row.reason == "instructs" for row in chat.latest().rows)
 
 
 def test_a_plan_has_its_section_before_the_acceptance_list_and_nobody_forges_one():

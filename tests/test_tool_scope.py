@@ -433,7 +433,7 @@ def test_a_cut_brings_readers_where_the_request_takes_functions(chat: dict[str, 
     talk = Chat(policy=small(4_000), **chat)
     talk.say(*turns(7, 280))
     last = talk.sent[-1]
-    assert talk.manifests()[-1].epoch.cut_count
+    assert talk.latest().epoch.cut_count
     assert last.readers == readers
     assert (HISTORY in last.text) is bool(readers)
     talk.replays()

@@ -100,7 +100,7 @@ def test_many_calls_come_in_pages() -> None:
 
 
 def test_a_call_names_the_settings_that_differ_from_its_profile(long_chat: Chat, browser: Browser) -> None:
-    assert "chat · max_input_tokens 2500" in " ".join(browser.open(at(long_chat.manifests()[-1])).text.split())
+    assert "chat · max_input_tokens 2500" in " ".join(browser.open(at(long_chat.latest())).text.split())
 
 
 def test_a_session_has_a_line_and_a_bar_for_each_call(long_chat: Chat, browser: Browser) -> None:

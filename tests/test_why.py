@@ -325,7 +325,7 @@ def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path)
     script = [call("tide_table", harbour="Skagen"), "The tides are known."]
     chat = Chat(store=store, tools=[tide_table], script=script, policy=PackPolicy(max_input_tokens=4_000))
     chat.say("What are the tides in Skagen?")
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     (uri,) = {row.uri for row in manifest.rows if row.form == "offloaded"}
 
     def told() -> list[str]:

@@ -148,7 +148,7 @@ def test_words_in_a_tools_result_cost_that_call_alone(words: str) -> None:
     for question in ("Look at the page, please. " + "w " * 200, "And?", "So?"):
         with suppress(RuntimeError):
             chat.say(question)
-    assert chat.manifests()[-1].window == 100_000
+    assert chat.latest().window == 100_000
 
 
 def test_a_refusal_whose_words_are_in_the_request_is_believed_the_second_time() -> None:
@@ -166,8 +166,8 @@ def test_a_refusal_whose_words_are_in_the_request_is_believed_the_second_time() 
         except RuntimeError:
             failed += 1
     assert failed <= 1
-    assert chat.manifests()[-1].window_mark == "learned"
-    assert chat.manifests()[-1].window <= 12_000
+    assert chat.latest().window_mark == "learned"
+    assert chat.latest().window <= 12_000
 
 
 # for whom, and how long
@@ -322,7 +322,7 @@ def test_requests_are_kept_under_the_bytes_that_a_provider_takes(
     assert 1 <= breaks == len(events) <= 3
     rows = [row for row in manifests[-1].rows if row.reason == "provider_limit"]
     assert rows or any(row.reason == "provider_limit" for manifest in manifests for row in manifest.rows)
-    assert len(chat.manifests()[-1].epoch.unseen) == 1
+    assert len(chat.latest().epoch.unseen) == 1
     chat.replays()
 
 
