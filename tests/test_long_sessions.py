@@ -55,8 +55,8 @@ def long_chat(policy: PackPolicy, **given: Any) -> Chat:
 
 
 def test_each_request_is_that_of_the_same_session_with_all_events_loaded() -> None:
-    whole, partly = long_chat(small(2_000)), long_chat(small(2_000))
-    for message in [*messages(39), QUESTION]:
+    whole, partly = long_chat(small(1_500)), long_chat(small(1_500))
+    for message in [*messages(32), QUESTION]:
         whole.say(message)
         partly.say(message, recent_events=16)
         assert partly.sent[-1].wires == whole.sent[-1].wires
@@ -141,9 +141,9 @@ def test_a_process_keeps_so_many_contents_in_all_and_reads_the_others_again() ->
 
 def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
     store = PackStore("failing://late")
-    prompt, late = long_chat(small(2_000)), long_chat(small(2_000), store=store)
+    prompt, late = long_chat(small(1_500)), long_chat(small(1_500), store=store)
     try:
-        for at, message in enumerate([*messages(36), QUESTION]):
+        for at, message in enumerate([*messages(28), QUESTION]):
             prompt.say(message, recent_events=14)
             FailingFileSystem.down = at % 8 != 0
             late.say(message, recent_events=14)
@@ -168,14 +168,14 @@ def turn_files(chat: Chat) -> list[Any]:
 
 def test_the_files_stay_few_and_hold_each_content_once() -> None:
     chat = long_chat(small(3_000))
-    for message in messages(70):
+    for message in messages(50):
         chat.say(message, recent_events=20)
     files = turn_files(chat)
     assert 1 < len(files) <= 9
     texts = sum(len(text_of(chat, file)) for file in files)
     held = [one for file in files for one in json.loads(text_of(chat, file))]
     said = [one["content"]["parts"][0]["text"] for one in held]
-    for message in messages(65):
+    for message in messages(45):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
 
@@ -193,8 +193,8 @@ def test_a_new_process_writes_what_is_new_and_not_the_whole_history_again() -> N
 
 
 def test_without_its_files_a_session_goes_on_and_says_so() -> None:
-    chat = long_chat(small(2_000))
-    for message in messages(40):
+    chat = long_chat(small(1_500))
+    for message in messages(30):
         chat.say(message, recent_events=20)
     cut = chat.latest().epoch
     assert cut.cut_count > 20
@@ -215,7 +215,7 @@ def test_without_its_files_a_session_goes_on_and_says_so() -> None:
 
 
 @pytest.mark.parametrize("is_idle", [False, True])
-@pytest.mark.rows(1)
+@pytest.mark.rows(0)
 def test_what_goes_for_its_age_is_missed_in_a_new_process_alone_and_the_session_goes_on(is_idle: bool) -> None:
     chat = long_chat(small(3_000))
     for message in messages(70):
