@@ -65,7 +65,7 @@ def test_a_tool_loop_with_cuts_is_played_byte_for_byte():
 
 def test_a_chat_whose_turns_return_is_played_byte_for_byte():
     store = new_store()
-    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 4)]
+    talk = [f"Note {number}: the {name} is in drawer {number * 17}." for number, name in enumerate("abcdefgh" * 2)]
     policy = PackPolicy(max_input_tokens=1_200)
     chat = Chat(store=store, policy=policy, script=["Noted, it is written down. " * 9] * 60)
     chat.say(*talk, "Where is the c?", "And which note said so?")
