@@ -55,7 +55,9 @@ def test_where_nothing_may_be_shortened_all_is_verbatim_or_left_out(enabled):
 
 
 def test_wishes_have_a_tenth_of_the_window_and_a_layer_borrows_no_more_than_it_wants():
-    wishes = [memory(f"w{at}", f"Report {at}: " + "in grey " * 45, kind="preference", time=float(at)) for at in range(8)]
+    wishes = [
+        memory(f"w{at}", f"Report {at}: " + "in grey " * 45, kind="preference", time=float(at)) for at in range(8)
+    ]
     source = pack_input([message("Which supplier sells brass?")], window=2_000, candidates=wishes)
     pack = build_pack(source, PackPolicy())
     memories = [fate.id for fate in pack.rows if fate.layer == "memory"]
