@@ -294,7 +294,7 @@ def test_a_refusal_for_what_is_not_tokens_costs_no_turn(message: str, figure: Fi
 @pytest.mark.parametrize(
     ("model", "each", "count"), [("gemini-2.5-flash", 5_000_000, 5), ("claude-sonnet-4-5", 5_000_000, 10)]
 )
-@pytest.mark.rows(1)
+@pytest.mark.rows(0)
 def test_requests_are_kept_under_the_bytes_that_a_provider_takes(
     model: str, each: int, count: int, figure: Figure
 ) -> None:
