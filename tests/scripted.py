@@ -327,7 +327,8 @@ class Before(BasePlugin):
         session = _session(callback_context)
         self.sent.append(sent(llm_request, callback_context.agent_name, session, callback_context.invocation_id))
         events = callback_context.session.events
-        self.events |= {event.id: event.model_dump_json() for event in events if event.id not in self.events}
+        known = self.events if self.alter is None else {}  # contents that an application alters are those of events
+        self.events |= {event.id: event.model_dump_json() for event in events if event.id not in known}
 
 
 class After(BasePlugin):
