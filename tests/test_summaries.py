@@ -213,7 +213,7 @@ def test_where_room_is_short_what_tells_a_number_a_name_a_date_or_a_wish_comes_f
 @pytest.mark.slow
 def test_a_cut_quotes_no_turn_that_is_recalled_at_that_call() -> None:
     chat = Chat(script=["Noted."] * 200, policy=PackPolicy(max_input_tokens=4_000))
-    for number in range(60):
+    for number in range(120):
         chat.say(f"Room {number} is painted in colour {number}. Is it like room {number - 1} and room {number - 9}?")
     bullets = []
     for manifest, sent in zip(chat.manifests(), chat.sent, strict=True):
