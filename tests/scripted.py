@@ -1,12 +1,13 @@
 """A scripted model and a conversation through ADK's own Runner, with a witness on either side of the plugin.
 
 The witnesses see each request as the plugin got it and as the plugin left it, and compare every event of the session
-before and after.
+with what it was at first.
 """
 
 from __future__ import annotations
 
 import asyncio
+import copy
 import itertools
 import pickle
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
@@ -30,11 +31,12 @@ from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.runners import Runner
 from google.adk.sessions import InMemorySessionService
 from google.adk.sessions.base_session_service import BaseSessionService, GetSessionConfig
+from google.adk.sessions.session import Session
 from google.genai import types
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.store.replay import Replayer
+from aether_context.store.replay import Replayed, Replayer
 
 _numbers = itertools.count(1)
 
@@ -296,13 +298,22 @@ def _session(context: CallbackContext) -> str:
     return f"{context.session.user_id}/{context.session.id}"
 
 
-def _events(context: CallbackContext) -> dict[str, str]:
-    """The session's events by their ids. ADK itself takes some away where agents of a workflow run side by side."""
-    return {event.id: event.model_dump_json() for event in context.session.events}
+class Sessions(InMemorySessionService):
+    """ADK's own, but the copy of a session shares its events: to copy each of them at each message takes a quarter of a
+    long conversation's time, and the witnesses notice an event that changes."""
+
+    async def get_session(
+        self, *, app_name: str, user_id: str, session_id: str, config: GetSessionConfig | None = None
+    ) -> Session | None:
+        stored = self.sessions.get(app_name, {}).get(user_id, {}).get(session_id)
+        if stored is None or config is not None:
+            return await super().get_session(app_name=app_name, user_id=user_id, session_id=session_id, config=config)
+        copied = stored.model_copy(update={"events": [*stored.events], "state": copy.deepcopy(stored.state)})
+        return self._merge_state(app_name, user_id, copied)
 
 
 class Before(BasePlugin):
-    """Sees what the plugin is about to get."""
+    """Sees what the plugin is about to get, and each event of the session as it is when it is first there."""
 
     def __init__(self, alter: Callable[[CallbackContext, LlmRequest], None] | None = None) -> None:
         super().__init__(name="before")
@@ -315,7 +326,9 @@ class Before(BasePlugin):
             self.alter(callback_context, llm_request)
         session = _session(callback_context)
         self.sent.append(sent(llm_request, callback_context.agent_name, session, callback_context.invocation_id))
-        self.events |= _events(callback_context)
+        events = callback_context.session.events
+        known = self.events if self.alter is None else {}  # contents that an application alters are those of events
+        self.events |= {event.id: event.model_dump_json() for event in events if event.id not in known}
 
 
 class After(BasePlugin):
@@ -330,7 +343,9 @@ class After(BasePlugin):
     async def before_model_callback(self, *, callback_context: CallbackContext, llm_request: LlmRequest) -> None:
         session = _session(callback_context)
         self.sent.append(sent(llm_request, callback_context.agent_name, session, callback_context.invocation_id))
-        if any(self.before.events.get(name, event) != event for name, event in _events(callback_context).items()):
+        # ADK itself takes some away where agents of a workflow run side by side.
+        texts = ((event.id, event.model_dump_json()) for event in callback_context.session.events)
+        if any(self.before.events.get(name, text) != text for name, text in texts):
             self.touched.append(f"call {len(self.sent)}: an event of the session changed")
 
 
@@ -350,7 +365,7 @@ class Chat:
     on_error: Any = "raise"
     memory: BaseMemoryService | None = None
     artifacts: BaseArtifactService | None = None
-    sessions: BaseSessionService = field(default_factory=InMemorySessionService)
+    sessions: BaseSessionService = field(default_factory=Sessions)
     model: str = "gemini-2.5-flash"
     instruction: str = "You help."
     agent: BaseAgent | None = None
@@ -458,13 +473,21 @@ class Chat:
     def manifests(self) -> list[Manifest]:
         return list(self.store.manifests())
 
+    def latest(self) -> Manifest:
+        """The newest manifest; of the others those alone are read that answer the same event, as a second try does."""
+        places = [*self.store.listed()]
+        answered = f"/pack_{places[-1].rpartition('/')[2].split('_')[1]}_"
+        newest = [self.store.read(place) for place in places if answered in place]
+        return max(newest, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
+
     def replays(self) -> None:
         """Every pack in the store is intact and can be built again."""
         replayer = Replayer(self.store)
         for manifest in self.manifests():
             manifest.verify()
-            assert replayer.replay(manifest).matches
-            accounted(replayer, manifest)
+            replayed = replayer.replay(manifest)
+            assert replayed.matches
+            accounted(replayer, replayed)
 
 
 def sound(store: PackStore) -> list[Manifest]:
@@ -491,14 +514,13 @@ def inside(manifest: Manifest, window: int) -> bool:
     return sum(layer.used for layer in manifest.allocation.values()) - too_much <= window
 
 
-def accounted(replayer: Replayer, manifest: Manifest) -> None:
+def accounted(replayer: Replayer, replayed: Replayed) -> None:
     """``kept + dropped == candidates``: a row for each content and candidate, and no other."""
-    resolved = replayer.resolve(manifest)
-    source = replayer.pack_input(manifest)
+    resolved, source = replayer.resolve(replayed.manifest), replayed.pack.source
     rows = [row for row in resolved.rows.values() if row.layer in ("conversation", "task")]
     others = [row.id for row in resolved.rows.values() if row.layer not in ("conversation", "task")]
     assert sorted(row.hash for row in rows) == sorted(resolved.contents)
-    if manifest.chose:
+    if replayed.manifest.chose:
         assert sorted(others) == sorted(one.id for one in (*source.candidates, *source.instructions))
     for row in resolved.rows.values():
         if row.form == "left_out":

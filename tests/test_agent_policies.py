@@ -84,7 +84,7 @@ def test_a_step_too_large_is_answered_as_the_agents_own_policy_says():
 def test_a_what_if_gives_an_agent_what_its_table_says():
     chat = Chat(policy=PackPolicy(max_input_tokens=9_000))
     chat.say(*["word " * 400] * 6)
-    last = chat.manifests()[-1]
+    last = chat.latest()
     what_if = PackPolicy(agents={"clerk": {"max_input_tokens": 2_000}, "other": {"max_input_tokens": 1_000}})
     view = view_under(Replayer(chat.store), last, what_if)
     assert (last.window, view.manifest.window) == (9_000, 2_000)

@@ -195,7 +195,7 @@ def test_a_planner_plans_an_operator_works_and_the_pack_follows() -> None:
         "The limit for refunds is 200",
         "The clerk of the shop is Bo",
     )
-    (row,) = [row for row in replay(chat.manifests()[-1], chat.store).pack.rows if row.id == note.id]
+    (row,) = [row for row in replay(chat.latest(), chat.store).pack.rows if row.id == note.id]
     assert row.form == "left_out"
     steps = [one.step_id for one in chat.manifests() if one.agent == "operator"]
     assert steps == ["s1"] * 6 + ["s2"]

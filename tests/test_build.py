@@ -54,6 +54,21 @@ def test_where_nothing_may_be_shortened_all_is_verbatim_or_left_out(enabled):
     accounted(pack)
 
 
+def test_wishes_have_a_tenth_of_the_window_and_a_layer_borrows_no_more_than_it_wants():
+    wishes = [
+        memory(f"w{at}", f"Report {at}: " + "in grey " * 45, kind="preference", time=float(at)) for at in range(8)
+    ]
+    source = pack_input([message("Which supplier sells brass?")], window=2_000, candidates=wishes)
+    pack = build_pack(source, PackPolicy())
+    memories = [fate.id for fate in pack.rows if fate.layer == "memory"]
+    assert memories == ["w7", *(f"w{at}" for at in range(7))], "the newest has a place, the others are like any memory"
+    layers = pack.allocation.layers
+    assert layers["memory"].lent > 0
+    assert layers["memory"].final == layers["memory"].used
+    assert layers["conversation"].final > 0
+    accounted(pack)
+
+
 def test_an_oversized_request_keeps_its_ends_and_is_stored():
     text = "START " + "\n".join(f"row {at}" for at in range(20_000)) + " END"
     pack = build_pack(pack_input([message(text)], window=4_000), PackPolicy())
@@ -232,7 +247,7 @@ def test_where_nothing_is_known_shares_are_inside_the_documented_ranges(
 
 
 @pytest.mark.parametrize("profile", sorted(PROFILES))
-@pytest.mark.rows(1)
+@pytest.mark.rows(1, slow=1)
 def test_signals_give_a_real_spread(profile):
     rng = random.Random(7)
     found = [weigh(known(rng), budget(profile)) for _ in range(4_000)]

@@ -195,6 +195,7 @@ def test_an_outcome_that_came_after_its_block_is_read(store: PackStore) -> None:
     assert [outcome.get("input_tokens") for outcome in outcomes] == [5] * CALLS
 
 
+@pytest.mark.slow
 def test_two_writers_of_a_session_lose_nothing_of_each_other(store: PackStore) -> None:
     writers = [store, PackStore(store.url)]
     for number in range(CALLS):

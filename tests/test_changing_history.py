@@ -10,7 +10,7 @@ from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
 from plans import PLAN, loop, messages, planned, small, turns
-from scripted import Chat, faults, look_up, set_state, was_cut
+from scripted import Chat, faults, look_up, set_state, state_of, was_cut
 
 from aether_context.store.replay import Replayer
 
@@ -32,14 +32,14 @@ def test_cuts_are_rare_and_go_down_in_one_act() -> None:
 def test_a_rewind_behind_the_boundary_begins_a_new_epoch_with_its_reason() -> None:
     chat = Chat(policy=small(1_500))
     chat.say(*turns(9))
-    assert chat.manifests()[-1].epoch.cut_count > 1
+    assert chat.latest().epoch.cut_count > 1
     held = asyncio.run(chat.held())
     second = [event for event in held.events if event.author == "user"][1]
     asyncio.run(
         chat.runner.rewind_async(user_id="ann", session_id="s1", rewind_before_invocation_id=second.invocation_id)
     )
     chat.say("a new question")
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     assert [content.parts[0].text for content in chat.sent[-1].contents] == [turns(9)[0], "ok", "a new question"]
     assert manifest.epoch.cut_count == 0
     assert manifest.prefix.broken_by is not None
@@ -150,11 +150,11 @@ BAD_EPOCHS: list[Any] = [
 
 
 @pytest.mark.parametrize("value", BAD_EPOCHS)
-@pytest.mark.rows(5)
+@pytest.mark.rows(5, slow=7)
 def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
     chat = Chat(policy=small(1_500), state=planned(), script=[])
     chat.say(*turns(4, 300))
-    assert chat.manifests()[-1].epoch.cut_count > 0
+    assert chat.latest().epoch.cut_count > 0
     asyncio.run(poison(chat, "aether:epoch:", value))
     chat.say("and now?", "and then?")
     for one, manifest in zip(chat.sent[-2:], chat.manifests()[-2:], strict=True):
@@ -165,6 +165,15 @@ def test_a_malformed_epoch_in_state_is_ignored_or_survived(value: Any) -> None:
         assert positions == sorted(set(positions))
         assert min(positions) >= 0
     chat.replays()
+
+
+def test_the_epoch_of_another_session_is_not_this_ones() -> None:
+    """ADK copies a parent's state into child sessions."""
+    parent = Chat(state=planned())
+    parent.say("Hello")
+    child = Chat(state=state_of(parent), session="child")
+    child.say("Hello")
+    assert child.manifests()[0].epoch_reason == "first_call"
 
 
 @pytest.mark.parametrize(

@@ -55,7 +55,7 @@ def shown(contrasts: Sequence[Mapping[str, Any]]) -> set[str]:
     return {one["measure"] for one in contrasts if one["more_sessions"] is None}
 
 
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_a_known_difference_is_found(seed: int) -> None:
     contrasts = compared(simulated(seed, effect=0.5))
@@ -64,7 +64,7 @@ def test_a_known_difference_is_found(seed: int) -> None:
     assert cost["difference"]["low"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=1)
 @pytest.mark.parametrize("seed", SEEDS)
 def test_where_there_is_none_none_is_seen(seed: int) -> None:
     assert shown(compared(simulated(seed, effect=0.0))) == set()

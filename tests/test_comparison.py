@@ -188,7 +188,7 @@ def test_what_was_only_observed_is_paid_for_without_packs() -> None:
 def test_people_read_expected_tokens_and_json_has_the_counted_ones() -> None:
     chat = Chat(policy=POLICIES["cuts"], tools=[look_up, big_file], script=answers())
     chat.say(*QUESTIONS)
-    last = chat.manifests()[-1]
+    last = chat.latest()
     assert last.request_tokens != last.counted_tokens
     for command in ("list", f"inspect {last.number}"):
         words = [*command.split(), "--store", chat.store.url]

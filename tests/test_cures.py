@@ -128,9 +128,7 @@ def test_every_agent_has_the_right_verdict_on_each_text(seeds: Sequence[int]) ->
     assert texts >= 6 * len(seeds)
 
 
-@pytest.mark.parametrize(
-    ("seeds", "most"), [pytest.param((1,), 2, marks=FEW), pytest.param((0, 1, 2, 4, 5), 5, marks=ALL)]
-)
+@pytest.mark.parametrize(("seeds", "most"), [pytest.param((1,), 2, marks=FEW), pytest.param((0, 2, 5), 5, marks=ALL)])
 def test_cures_keep_the_words_when_the_session_is_played_again(seeds: Sequence[int], most: int) -> None:
     proved = 0
     for seed in seeds:
@@ -155,7 +153,7 @@ def test_cures_keep_the_words_when_the_session_is_played_again(seeds: Sequence[i
 
 @pytest.mark.slow
 def test_where_none_keeps_them_none_does() -> None:
-    chat = talk(turns=60)
+    chat = talk(turns=36)
     (verdict,) = why(chat.store, LOST, most_packs=10_000).verdicts
     assert re.fullmatch(r"none of \d+ settings that were tried keeps it", verdict.cure)
     tried = {
@@ -168,4 +166,4 @@ def test_where_none_keeps_them_none_does() -> None:
     settings = [(name, value) for name, values in tried.items() for value in values]
     assert len(settings) == 12
     for name, value in settings:
-        assert not reads(talk(changed(TIGHT, name, json.dumps(value)), turns=60), LOST)[-1], (name, value)
+        assert not reads(talk(changed(TIGHT, name, json.dumps(value)), turns=36), LOST)[-1], (name, value)

@@ -70,7 +70,7 @@ def test_the_middle_that_a_long_request_lost_is_read_in_the_same_turn(kind, reda
     ("window", "instruction", "parallel", "planned"),
     [(6_000, 1_200, 12, False), (6_000, 1_200, 12, True), (8_000, 2_000, 8, False), (5_000, 200, 24, True)],
 )
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=2)
 def test_the_request_stays_word_for_word_while_anything_older_takes_room(window, instruction, parallel, planned):
     script = [reply for turn in range(5) for reply in (reads(turn, parallel), reads(turn + 20, parallel), "Done.")]
     plan = {**PLAN, "constraints": [words(60, f"c{at}") for at in range(4)]}

@@ -180,9 +180,9 @@ class Searching(BasePlugin):
 
 
 @pytest.mark.slow
-def test_of_two_hundred_questions_each_is_found_where_the_tool_finds_it() -> None:
+def test_of_a_hundred_questions_each_is_found_where_the_tool_finds_it() -> None:
     same = Counter[bool]()
-    for number in range(11):
+    for number in range(6):
         steps = {"steps": 30, "reach": 20}
         store = new_store()
         session_of(number, store=store, policy=WINDOW, script=script_of(number, **steps))
@@ -190,7 +190,7 @@ def test_of_two_hundred_questions_each_is_found_where_the_tool_finds_it() -> Non
         session_of(number, policy=WINDOW, script=script_of(number, **steps), more_plugins=[searching])
         same += searching.same
     assert same[False] == 0
-    assert same[True] >= 200
+    assert same[True] >= 100
 
 
 def test_what_acts_gave_and_what_stands_whole() -> None:

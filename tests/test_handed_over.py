@@ -67,7 +67,7 @@ def packs(request: Sent) -> list[str]:
 @pytest.mark.parametrize("window", WINDOWS)
 @pytest.mark.parametrize("state", [{"plan": PLAN}, {"knowledge": {"notes": ["Ödegård pays in crowns."]}}], ids=str)
 @pytest.mark.parametrize("make", [a_sequence, a_transfer_after_a_call, a_loop], ids=lambda one: one.__name__)
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=4)
 def test_another_agents_turn_stands_word_for_word_under_a_header_of_its_own(
     make: Callable[[], Team], state: dict[str, Any], window: int
 ) -> None:

@@ -289,16 +289,17 @@ def test_every_strategy_stays_valid_inside_the_window_and_replays(strategy: Any)
     check(chat)
 
 
-def test_marks_hold_under_every_strategy_and_in_the_net() -> None:
-    for strategy in ("epochs", "sliding_turns", "stable_prefix", "summarize", "none"):
-        chat = chatted(
-            policy=PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0}),
-            state={"aether:anchors": [{"contains": "never touch the ledger"}]},
-            script=["ok", "ok", *loop(14)],
-        )
-        chat.say("hello", "Please never touch the ledger.", "now look it all up")
-        assert "never touch the ledger" in "".join(chat.sent[-1].wires), strategy
-        check(chat)
+@pytest.mark.parametrize("strategy", ["epochs", "sliding_turns", "stable_prefix", "summarize", "none"])
+@pytest.mark.rows(2)
+def test_marks_hold_under_every_strategy_and_in_the_net(strategy: str) -> None:
+    chat = chatted(
+        policy=PackPolicy(max_input_tokens=3_000, conversation={"strategy": strategy}, usage={"gate": 0}),
+        state={"aether:anchors": [{"contains": "never touch the ledger"}]},
+        script=["ok", "ok", *loop(14)],
+    )
+    chat.say("hello", "Please never touch the ledger.", "now look it all up")
+    assert "never touch the ledger" in "".join(chat.sent[-1].wires)
+    check(chat)
 
 
 def test_one_mark_needs_no_list_and_what_is_none_is_named() -> None:
@@ -320,7 +321,7 @@ def test_rules_registered_from_outside_hold_and_a_failing_one_ends_no_run() -> N
     try:
         chat = chatted(script=["ok", "ok", *loop(14)])
         chat.say("hello", "It costs 90 euros.", "now look it all up")
-        last = chat.manifests()[-1]
+        last = chat.latest()
         assert [(anchor.kind, anchor.description) for anchor in last.anchors] == [("custom", "prices")]
         assert "anchor rule 'broken' failed: ZeroDivisionError" in last.degradations
         assert "90 euros" in "".join(chat.sent[-1].wires)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import random
 import re
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,18 @@ def played(rule: str, *calls: Any, name: str = "read", turn_count: int = 7, **se
     assert any(was_cut(manifest) for manifest in chat.manifests())
     assert not any(manifest.over_window for manifest in chat.manifests())
     return chat
+
+
+@pytest.mark.parametrize("rule", ["always", "threshold"])
+def test_short_data_of_a_tool_is_stored_where_its_rule_says_always(rule: str) -> None:
+    def export() -> dict[str, str]:
+        """Exports a table."""
+        return {"table": base64.b64encode(random.Random(1).randbytes(330)).decode()}
+
+    chat = Chat([call("export"), "ok"], [export], PackPolicy(offload={"tools": {"export": rule}}))
+    chat.say("Export it.")
+    (answer,) = chat.sent[-1].answers("export")
+    assert ("artifact" in answer) is (rule == "always")
 
 
 def unkept(chat: Chat) -> list[str]:

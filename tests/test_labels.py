@@ -66,7 +66,7 @@ def test_a_manifest_names_every_address_in_its_request_that_the_session_knows() 
     for sent, manifest in zip(chat.sent, chat.manifests(), strict=True):
         said = {"artifact://rules.md", "artifact://tasks/42/step-1/notes.md", "artifact://tasks/7/old.md"}
         assert set(manifest.artifact_uris) == addresses(sent) - said
-    assert len(chat.manifests()[-1].artifact_uris) == 3
+    assert len(chat.latest().artifact_uris) == 3
     chat.replays()
 
 
@@ -132,7 +132,7 @@ def test_a_manifest_says_what_the_host_did_not_load_and_nobody_has_kept(most: in
     words = "word " * 120
     chat = Chat([f"answer {at} {words}" for at in range(20)], policy=PackPolicy(max_input_tokens=2_000))
     chat.say(*(f"question {at}: {words}" for at in range(12)))
-    assert chat.manifests()[-1].epoch.cut_count
+    assert chat.latest().epoch.cut_count
     assert all(one.degradations == () for one in chat.manifests())
 
     async def partly(message: str) -> None:
@@ -144,11 +144,11 @@ def test_a_manifest_says_what_the_host_did_not_load_and_nobody_has_kept(most: in
 
     for at in range(3):
         asyncio.run(partly(f"later {at}"))
-        assert missing in " ".join(chat.manifests()[-1].degradations)
-        assert missing or not chat.manifests()[-1].degradations
+        assert missing in " ".join(chat.latest().degradations)
+        assert missing or not chat.latest().degradations
         assert set(faults(chat.sent[-1].contents)) <= set(faults(chat.raw[-1].contents))
     chat.say("and with all of them again")
-    assert "events" not in " ".join(chat.manifests()[-1].degradations)
+    assert "events" not in " ".join(chat.latest().degradations)
     chat.replays()
 
 

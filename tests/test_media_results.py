@@ -87,7 +87,7 @@ def test_media_go_to_the_store_and_their_address_stays(result):
     assert f"{record.uri} (image/png, 6 KB): read_artifact shows it" in str(answer.response)
     assert ENCODED[:40] not in str(answer.response)
     assert "before" in str(answer.response) or "before" not in str(result)
-    assert talk.manifests()[-1].artifact_uris == (record.uri,)
+    assert talk.latest().artifact_uris == (record.uri,)
     talk.replays()
 
 

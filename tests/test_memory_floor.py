@@ -55,7 +55,7 @@ def test_in_short_room_what_was_found_has_to_be_near_the_best_and_the_apps_own_d
         policy=PackPolicy(max_input_tokens=1_300, retrieval={"recall": False}),
     )
     chat.say("Hello " + "there and so on " * 260, "Which harbour fee is due in Kiel?")
-    found = reasons(chat, chat.manifests()[-1])
+    found = reasons(chat, chat.latest())
     assert "below_floor" in found.values()
     text = memory_section(chat)
     assert "toner" not in text
@@ -114,7 +114,7 @@ def test_a_request_for_many_things_lowers_the_floor_and_a_goal_does_not() -> Non
         plan = {**PLAN, "goal": goal}
         chat = Chat(state={"plan": plan}, memory=Memories(*harbour(18), *map(remembered, far)))
         chat.say(said)
-        return sum(reason != "below_floor" for reason in reasons(chat, chat.manifests()[-1]).values())
+        return sum(reason != "below_floor" for reason in reasons(chat, chat.latest()).values())
 
     usual = passing("Harbour fee in Kiel?", "Be brief")
     assert passing("Harbour fee in Kiel?", "Summarize all of everything") == usual == 18

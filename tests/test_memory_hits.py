@@ -166,7 +166,7 @@ def test_a_decision_and_an_entity_stand_in_later_packs_with_their_source() -> No
     assert [one["text"] for one in held["decisions"]] == ["Refunds go out on Fridays (because: the bank batches them)"]
     assert [one["text"] for one in held["entities"]] == ["bo: approves refunds above 200"]
     chat.say("What is 2 + 2?")  # what agents note enters whatever is asked
-    last = chat.manifests()[-1]
+    last = chat.latest()
     rows = Replayer(chat.store).resolve(last).rows.values()
     assert {row.source for row in rows if row.layer == "memory"} == {"decision", "entity"}
     text = memory_section(chat)

@@ -140,7 +140,7 @@ def test_after_a_failure_the_request_still_fits_the_window_and_has_a_manifest() 
     assert chat.sent[-1].contents[-1].parts[0].text == "last question"
     assert len(chat.sent[-1].text) <= 1.1 * usual
     assert len(chat.manifests()) == count + 1
-    told = messages(chat.manifests()[-1].degradations)
+    told = messages(chat.latest().degradations)
     assert "unreadable" in told or "Failure" in told
 
 

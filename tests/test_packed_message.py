@@ -174,7 +174,7 @@ def long_chat(window: int = 3_000, turns: int = 18, **settings: Any) -> Chat:
     chat = Chat(script=script, policy=PackPolicy(max_input_tokens=window), **settings)
     chat.say(*(f"Please book table {at} for subject{at}: {words(50, f'q{at}w')}" for at in range(turns)))
     chat.say("What was it that I asked about subject2, subject3 and subject1?")
-    assert chat.manifests()[-1].epoch.cut_count
+    assert chat.latest().epoch.cut_count
     return chat
 
 

@@ -34,7 +34,7 @@ def told(plan: object, **settings: Any) -> Chat:
 
 
 def notes(chat: Chat) -> str:
-    return "\n".join(chat.manifests()[-1].degradations)
+    return "\n".join(chat.latest().degradations)
 
 
 ODD: list[tuple[str, dict[str, Any], str]] = [

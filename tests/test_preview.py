@@ -121,7 +121,7 @@ def test_the_next_message_is_packed_as_it_then_is(state: dict[str, Any]) -> None
     pack = found.pack
     assert files(chat) == before
     chat.say("Which rules?")
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     assert pack.checksum == manifest.checksum
     assert abs(pack.tokens.expected - manifest.request_tokens) <= 0.03 * manifest.request_tokens
     chat.replays()
@@ -153,9 +153,9 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
         system="You help.",
         tools=[look_up],
     )
-    assert chat.manifests()[-1].strategy_acts == ()
+    assert chat.latest().strategy_acts == ()
     chat.say(LONG)
-    acts = chat.manifests()[-1].strategy_acts
+    acts = chat.latest().strategy_acts
     assert acts
     assert found.strategy == (strategy,)
     assert found.removed + found.replaced > 0
@@ -163,7 +163,7 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
     assert found.removed == sum(act.removed for act in acts)
     assert found.replaced == sum(act.replaced for act in acts)
     assert found.lost_tokens == max(act.lost_tokens for act in acts)
-    assert found.pack.checksum == chat.manifests()[-1].checksum
+    assert found.pack.checksum == chat.latest().checksum
 
 
 def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def talk(window: int = 1_200, more: int = 20, **settings: Any) -> Chat:
     script = [f"I see, number {at}." for at in range(more + len(FACTS))]
     chat = Chat(policy=small(window, **settings), script=script)
     chat.say(*FACTS, *chatter(more))
-    last = chat.manifests()[-1]
+    last = chat.latest()
     assert last.epoch.cut_count > 2 * len(FACTS)
     return chat
 
@@ -98,7 +98,7 @@ def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_bo
     chat.say(ASKED[1])  # what it asks for stands in the summary, which stays
     assert FACTS[1] not in memory_of(chat.sent[-1].human())
     assert FACTS[1] in chat.sent[-1].text
-    said = [row for row in turns_of(chat, chat.manifests()[-1]) if row.hash == hash_text(f"user: {FACTS[1]}")]
+    said = [row for row in turns_of(chat, chat.latest()) if row.hash == hash_text(f"user: {FACTS[1]}")]
     assert [(row.form, row.reason) for row in said] == [("left_out", "already_in_conversation")]
     chat.replays()
 
@@ -106,7 +106,7 @@ def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_bo
 def test_the_manifest_has_a_row_with_scores_for_each_turn_that_was_looked_at() -> None:
     chat = talk(conversation={"summary_share": 0})
     chat.say(ASKED[1])
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     rows = turns_of(chat, manifest)
     key = max((row for row in rows if row.form == "whole"), key=lambda row: row.scores["similarity"])
     assert 0.05 < key.scores["similarity"] < 1
@@ -167,11 +167,11 @@ def test_a_passage_of_a_long_message_comes_back_alone() -> None:
     manual = "\n".join(f"Paragraph {at} of the manual says that part {at} is grey." for at in range(60))
     told = f"{manual}\nThe serial number is under the lid.\n{manual}"
     chat = Chat(policy=small(3_000, conversation={"summary_share": 0}), script=[f"I see {at}." for at in range(60)])
-    chat.say(told, *chatter(45))
+    chat.say(told, *chatter(25))
     assert "serial number" not in chat.sent[-1].text.partition("CONTEXT PACK")[0]
     chat.say("Where is the serial number?")
     assert "The serial number is under the lid." in memory_of(chat.sent[-1].human())
-    assert any("#" in row.id for row in turns_of(chat, chat.manifests()[-1]))
+    assert any("#" in row.id for row in turns_of(chat, chat.latest()))
     chat.replays()
 
 
@@ -238,7 +238,7 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
         chat.say(ASKED[1])
         assert loading.asked == 1, "no call asks again while it loads"
         assert FACTS[1] in memory_of(chat.sent[-1].human())
-        manifest = chat.manifests()[-1]
+        manifest = chat.latest()
         assert manifest.embedder.startswith("static-")
         assert (
             "the embedder loading is left out for a while: ranked by the model in the package" in manifest.degradations
@@ -248,7 +248,7 @@ def test_an_embedder_loads_behind_calls_that_the_packaged_one_ranks() -> None:
         loading.let_go.set()
     for _ in range(100):
         chat.say(ASKED[2])
-        manifest = chat.manifests()[-1]
+        manifest = chat.latest()
         if manifest.embedder == "loading":
             break
         time.sleep(0.05)
@@ -262,7 +262,7 @@ def test_small_talk_brings_no_memories_and_a_question_for_many_brings_more() -> 
     for words in ("ok", "Thanks!", "Hello, how are you?"):
         chat.say(words)
         assert not memory_of(chat.sent[-1].human())
-        assert chat.manifests()[-1].searched in (None, 0)
+        assert chat.latest().searched in (None, 0)
     chat.say("What did I say about the garden?")
     few = memory_of(chat.sent[-1].human()).count("\n")
     chat.say("List all that I said about the garden, in order.")

@@ -92,12 +92,12 @@ async def _cut(chat: Chat) -> None:
 
 @DEPRECATED
 @pytest.mark.parametrize(("strategy", "window", "kind"), list(product(STRATEGIES, (1_500, 4_000), KINDS)))
-@pytest.mark.rows(2, slow=20)
+@pytest.mark.rows(2, slow=7)
 def test_roles_alternate_where_they_do_without_the_plugin(strategy: tuple[str, ...], window: int, kind: str) -> None:
     chat = session(strategy, window, kind)
     assert any(not sent.doubled for sent in chat.raw)
     assert all(map(is_result_first, chat.sent))
-    replayed = replay(chat.manifests()[-1], chat.store)
+    replayed = replay(chat.latest(), chat.store)
     counts = [len(content["parts"]) for content in json.loads(replayed.request)["contents"]]
     assert replayed.matches
     assert counts == [len(content.parts or ()) for content in chat.sent[-1].contents]

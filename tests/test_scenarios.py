@@ -204,7 +204,7 @@ def test_a_step_is_refused_exactly_where_it_cannot_fit(name: str, preset: str) -
 
 @every_session
 @pytest.mark.parametrize("windows", [WINDOWS, range(2_000, 7_000, 125)], ids=["wide", "narrow"])
-@pytest.mark.rows(1)
+@pytest.mark.rows(1, slow=4)
 def test_a_larger_window_never_loses_what_a_smaller_one_keeps(name: str, preset: str, windows: Iterable[int]) -> None:
     """Whole or shortened; a memory that stands in the conversation word for word need not be repeated."""
     kept: set[str] = set()

@@ -80,7 +80,7 @@ def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str,
 
 def test_every_picture_of_many_is_whole_or_has_an_address_that_reads():
     chat = Chat(policy=small(8_000), model="gemini-3-pro-preview")
-    pictures = [picture(100 + at, 80, at) for at in range(12)]
+    pictures = [picture(100 + at, 80, at) for at in range(7)]
     for at, data in enumerate(pictures):
         chat.say(message(data, "image/png", f"Photo {at} of the harbour."), *turns(3))
         sent = shown(chat)
@@ -102,13 +102,13 @@ def test_recall_finds_a_picture_by_the_words_around_it():
 @pytest.mark.parametrize("record", ["full", "off"])
 @pytest.mark.rows(1)
 def test_no_other_session_shows_it(record: str):
-    chat = Chat(policy=small(6_000, record=record), model="gemini-3-pro-preview")
+    chat = Chat(policy=small(4_000, record=record), model="gemini-3-pro-preview")
     data = picture()
-    chat.say(message(data, "image/png", "Mine."), *turns(9, 330), user="eve", session="e1")
+    chat.say(message(data, "image/png", "Mine."), *turns(6, 330), user="eve", session="e1")
     assert data not in shown(chat)
     for user, session in (("bob", "b1"), ("eve", "e2"), ("eve", "e1")):
         chat.llm.script[:] = []
-        chat.say(*turns(9, 330), user=user, session=session)
+        chat.say(*turns(6, 330), user=user, session=session)
         assert "read_artifact" in chat.sent[-1].readers
         chat.llm.script[:] = [call("read_artifact", uri=address(data)), "Done."]
         chat.say("Show it.", user=user, session=session)
@@ -231,7 +231,7 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
     chat.say(words(700))
     assert "left_out" in str(chat.sent[-1].answers("draw"))
     assert not shown(chat)
-    assert 0 < chat.manifests()[-1].request_tokens < 1_500
+    assert 0 < chat.latest().request_tokens < 1_500
     chat.replays()
 
 

@@ -44,7 +44,7 @@ def turns(count: int, first: int = 0) -> list[str]:
 
 @pytest.mark.parametrize(("window", "count"), [(6_000, 30), (8_000, 30), (16_000, 60), (32_000, 120)])
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails"])
-@pytest.mark.rows(1, slow=9)
+@pytest.mark.rows(1, slow=4)
 def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, strategy: str):
     count_of = 17 if window < 20_000 else 30
     conversation = {"strategy": [strategy], "sliding_turns": {"tokens": window // 2}}
@@ -70,7 +70,7 @@ def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, 
 
 
 def test_a_cut_inside_a_tool_loop_and_a_restart_keep_it():
-    loop = [call("look_up", key=f"k{at}-{words(80, f'x{at}')}") for at in range(20)]
+    loop = [call("look_up", key=f"k{at}-{words(80, f'x{at}')}") for at in range(12)]
     chat = Chat(
         [*loads("review"), *loop, "Done.", *loop[:5], "Done."], [toolset(skill("review")), look_up], small(6_000)
     )
@@ -175,6 +175,7 @@ def test_loaded_twice_it_stands_once_after_a_cut_and_its_resources_are_results_l
     chat.replays()
 
 
+@pytest.mark.slow
 def test_all_together_take_a_quarter_of_the_window_and_the_newest_comes_first():
     names = ["one", "two", "three"]
     script = [*loads(*names), *(prose(at + 500, 50) for at in range(40))]
@@ -183,7 +184,7 @@ def test_all_together_take_a_quarter_of_the_window_and_the_newest_comes_first():
     last = chat.sent[-1]
     assert [whole([last], name)[0] for name in names] == [0, 30, 30]
     assert 'load_skill({"skill_name":"one"})' in last.text
-    rows = {row.id: (row.form, row.reason) for row in chat.manifests()[-1].rows}
+    rows = {row.id: (row.form, row.reason) for row in chat.latest().rows}
     assert rows["skill_one"] == ("left_out", "window")
     # The newest is whole though it takes more than a quarter; where there is no room at all it is named.
     for window, count, expected in ((5_000, 60, 60), (2_500, 60, 0)):
@@ -210,8 +211,20 @@ def test_a_tool_that_the_policy_marks_instructs_and_no_other_does(marked: bool):
     last = chat.sent[-1]
     assert whole([last], "stairs")[0] == 30 if marked else whole([last], "stairs")[0] < 30
     assert ("ACTIVE INSTRUCTIONS:" in last.text) == marked
-    assert any(row.reason == "instructs" for row in chat.manifests()[-1].rows) == marked
+    assert any(row.reason == "instructs" for row in chat.latest().rows) == marked
     chat.replays()
+
+
+def test_a_failed_result_instructs_nobody():
+    def read_rules() -> dict[str, Any]:
+        """Reads the house's rules."""
+        return {"error": "no such area"}
+
+    policy = small(6_000, offload={"tools": {"read_rules": "instructs"}})
+    chat = Chat([call("read_rules")], [read_rules], policy)
+    chat.say("Which rules hold?")
+    assert "ACTIVE INSTRUCTIONS" not in chat.sent[-1].text
+    assert not any(row.reason == "instructs" for row in chat.latest().rows)
 
 
 def test_a_plan_has_its_section_before_the_acceptance_list_and_nobody_forges_one():

@@ -171,7 +171,7 @@ def test_a_reviewer_has_the_line_of_what_the_writer_recorded(shown: Any) -> None
     assert last.agent == "reviewer"
     assert f"\nEVIDENCE:\n- {uri} [covers a1] (summary: It is 41 days (line 71).)\n" in last.text
     assert last.readers
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     assert uri in manifest.artifact_uris
     assert [row.form for row in manifest.rows if row.layer == "evidence"] == ["whole"]
     chat.replays()
@@ -315,7 +315,7 @@ def deciding(answer: str, **settings: Any) -> Chat:
 
 
 def verdict_of(chat: Chat) -> Any:
-    outcome = chat.store.outcome(chat.manifests()[-1])
+    outcome = chat.store.outcome(chat.latest())
     assert outcome is not None
     return outcome["acceptance"]
 
@@ -328,7 +328,7 @@ def test_the_manifest_and_the_verdict_agree_on_what_is_proven(uri: str, records:
     ]
     chat = deciding(f"41 days ({uri}).", state={"knowledge": {"evidence": evidence}})
     is_proven = any("a1" in covers for covers in records)
-    assert chat.manifests()[-1].evidence_needed == (() if is_proven else ("a1",))
+    assert chat.latest().evidence_needed == (() if is_proven else ("a1",))
     assert verdict_of(chat)["passed"] is is_proven
 
 
@@ -366,7 +366,7 @@ def test_an_example_in_the_description_of_a_tool_is_no_address(uri: str, is_know
         policy=small(16_000),
     )
     assert "artifact://logs/example.txt" in chat.sent[0].text
-    assert "artifact://logs/example.txt" not in chat.manifests()[-1].artifact_uris
-    assert "artifact://tasks/42/report.md" in chat.manifests()[-1].artifact_uris
+    assert "artifact://logs/example.txt" not in chat.latest().artifact_uris
+    assert "artifact://tasks/42/report.md" in chat.latest().artifact_uris
     assert verdict_of(chat)["passed"] is is_known
     assert verdict_of(chat).get("fabricated", []) == ([] if is_known else [uri])

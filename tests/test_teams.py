@@ -156,7 +156,7 @@ def policy_of(strategy: str, window: int) -> PackPolicy:
 
 @DEPRECATED
 @pytest.mark.parametrize(("make", "window", "strategy"), list(product(TEAMS, WINDOWS, STRATEGIES)))
-@pytest.mark.rows(5, slow=23)
+@pytest.mark.rows(2, slow=10)
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -239,7 +239,7 @@ def test_what_another_agent_said_is_recalled_as_that_agents() -> None:
         agent=SequentialAgent(name="line", sub_agents=[scout, clerk]),
         policy=PackPolicy(max_input_tokens=2_000, conversation={"summary_share": 0}),
     )
-    chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(20)))
+    chat.say(*(f"Day {at}: what is new on the quay, and what of the weather there?" for at in range(12)))
     assert facts[0] not in clerk.model.texts[-1].partition("CONTEXT PACK")[0]
     chat.say("Where does the spare key of boat B-7 hang?")
     assert f", scout: {facts[0]}" in clerk.model.texts[-1]
@@ -286,7 +286,7 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 
 
 @pytest.mark.parametrize(("kind", "window", "strategy"), list(product(LARGE, WINDOWS, STRATEGIES)))
-@pytest.mark.rows(2, slow=16)
+@pytest.mark.rows(2, slow=6)
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])
@@ -381,7 +381,7 @@ def test_children_of_the_same_name_leave_the_parents_cut_alone() -> None:
     twin = LlmAgent(name="clerk", model=child, description="Helps.", tools=[look_up])
     asked = [call("clerk", request=words(100, f"part{at}")) for at in range(2)]
     chat = Chat(script=[*loop(6), asked, "done"] * 4, tools=[look_up, AgentTool(twin)], policy=small(3_000))
-    chat.say(*(f"go {at}" for at in range(4)))
+    chat.say(*(f"go {at}" for at in range(2)))
     manifests = sorted(chat.manifests(), key=lambda manifest: manifest.last_event_time)
     own = [manifest.epoch.number for manifest in manifests if manifest.session == "s1"]
     children = [manifest.epoch.number for manifest in manifests if manifest.session != "s1"]

@@ -227,7 +227,7 @@ def test_what_was_called_stays_declared_when_a_cut_takes_the_call() -> None:
     chat.replays()
 
 
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=1)
 @pytest.mark.parametrize("window", [4_800, 5_000])
 def test_what_was_found_long_ago_gives_way_so_that_the_conversation_keeps_its_room(window: int) -> None:
     """An agent that has used all of its tools, one after another, declares those of the last while."""
@@ -433,7 +433,7 @@ def test_a_cut_brings_readers_where_the_request_takes_functions(chat: dict[str, 
     talk = Chat(policy=small(4_000), **chat)
     talk.say(*turns(7, 280))
     last = talk.sent[-1]
-    assert talk.manifests()[-1].epoch.cut_count
+    assert talk.latest().epoch.cut_count
     assert last.readers == readers
     assert (HISTORY in last.text) is bool(readers)
     talk.replays()

@@ -37,7 +37,7 @@ def sents(chat: Chat, name: str) -> list[Sent]:
 
 def rows(chat: Chat) -> list[tuple[str, str]]:
     """Source and form of the rows of the last pack that name a transfer."""
-    last = Replayer(chat.store).resolve(chat.manifests()[-1])
+    last = Replayer(chat.store).resolve(chat.latest())
     return [(row.source, row.form) for row in last.rows.values() if row.reason == "transfer"]
 
 
@@ -142,4 +142,4 @@ def test_it_is_explained() -> None:
     chat = round_trips(1)
     answer = why(chat.store, "tool `transfer_to_agent` with parameters", session="s1")
     assert any("handed over to another" in str(place) for place in answer.places)
-    assert "left out" not in read_view(Replayer(chat.store), chat.manifests()[-1]).in_short
+    assert "left out" not in read_view(Replayer(chat.store), chat.latest()).in_short

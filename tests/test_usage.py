@@ -98,8 +98,8 @@ def test_each_event_carries_its_call_and_the_totals_so_far() -> None:
     cost = pytest.approx(Decimal(3 * (80 * 0.3 + 40 * 0.03 + 7 * 2.5) / 1e6))
     assert totals(chat)[:6] == (3, 3 * 120, 3 * 7, cost, 3 * 40, 0)
     last = said[-1]
-    assert last["pack_id"] == chat.manifests()[-1].pack_id
-    assert last["request_tokens"] == chat.manifests()[-1].request_tokens
+    assert last["pack_id"] == chat.latest().pack_id
+    assert last["request_tokens"] == chat.latest().request_tokens
     assert [*last["usage"]] == ["session"], "invocation and agent equal the session"
     assert "budget" not in last
 

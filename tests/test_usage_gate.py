@@ -179,7 +179,7 @@ def test_in_a_loop_the_reports_decide() -> None:
     told.say("read")
     assert cuts(working_silently(calls))
     assert cuts(told.manifests()) == []
-    assert told.manifests()[-1].counted_tokens > 0.8 * 0.9 * 8_000
+    assert told.latest().counted_tokens > 0.8 * 0.9 * 8_000
     told.replays()
 
 
@@ -209,10 +209,10 @@ def test_a_new_message_begins_without_a_report() -> None:
     chat = working([500 + 100 * at for at in range(11)])
     chat.say("read")
     assert cuts(chat.manifests()) == []
-    assert chat.manifests()[-1].calibration.report_minus_count is not None
+    assert chat.latest().calibration.report_minus_count is not None
     chat.llm.script = [reply("fine", 1_800)]
     chat.say("and now?")
-    last = chat.manifests()[-1]
+    last = chat.latest()
     assert last.calibration.report_minus_count is None
     assert cuts([last]) == [0]
     chat.replays()
@@ -342,7 +342,7 @@ def test_a_tool_that_writes_calibration_into_state_moves_nothing_beyond_its_boun
     plugin = ContextPackPlugin(store=chat.store, on_error="raise")
     other = Chat(plugin=plugin, sessions=chat.sessions, tools=[poison], script=["ok", "ok"])
     other.say("more", "and more")
-    assert other.manifests()[-1].calibration.ratio == used
+    assert other.latest().calibration.ratio == used
 
 
 ROOM = 3_000
@@ -398,7 +398,7 @@ def test_sums_over_calls_are_not_believed(silent: list[Manifest]) -> None:
 
 def test_what_cannot_be_cut_is_said_to_pass_the_window() -> None:
     chat = reading(lambda counted: round(1.37 * counted), calls=1, instruction="Rule of the harbour. " * 450)
-    pack = chat.manifests()[-1]
+    pack = chat.latest()
     assert pack.counted_tokens < ROOM < pack.request_tokens
     assert pack.over_window == pack.request_tokens - ROOM
     assert pack.degradations

@@ -85,7 +85,7 @@ def read_in(chat: Chat, text: str) -> dict[str, list[bool]]:
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
-@pytest.mark.rows(3)
+@pytest.mark.rows(3, slow=7)
 def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, text: str) -> None:
     answer = answer_to(chat.store, text)
     assert read_in(chat, text)
@@ -98,7 +98,7 @@ def test_it_says_of_each_call_whether_its_request_held_the_words(chat: Chat, tex
 
 
 @pytest.mark.parametrize("text", [text for text, where in PLANTED.items() if "declaration" not in where])
-@pytest.mark.rows(3)
+@pytest.mark.rows(3, slow=4)
 def test_the_verdict_says_whether_the_call_read_the_words_and_comes_first(chat: Chat, text: str) -> None:
     held = read_in(chat, text)["s1"]
     call_number = (1, len(held) // 2, len(held))[[*PLANTED].index(text) % 3]
@@ -325,7 +325,7 @@ def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path)
     script = [call("tide_table", harbour="Skagen"), "The tides are known."]
     chat = Chat(store=store, tools=[tide_table], script=script, policy=PackPolicy(max_input_tokens=4_000))
     chat.say("What are the tides in Skagen?")
-    manifest = chat.manifests()[-1]
+    manifest = chat.latest()
     (uri,) = {row.uri for row in manifest.rows if row.form == "offloaded"}
 
     def told() -> list[str]:

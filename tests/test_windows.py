@@ -139,7 +139,7 @@ def manifest_of(llm: BaseLlm, **settings: Any) -> Manifest:
     """The manifest of one call of an agent with this model."""
     chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."), **settings)
     chat.say("Hello?")
-    return chat.manifests()[-1]
+    return chat.latest()
 
 
 def test_the_context_that_ollama_is_asked_for_is_the_window() -> None:
@@ -269,7 +269,7 @@ def test_the_model_of_a_fallback_that_refused_is_the_one_that_is_learned_of() ->
     first.script[:] = [busy] * 4
     assert turns(chat, range(14, 18)) == []
     assert len(second.refused) == 1
-    assert chat.manifests()[-1].window_mark == "learned"
+    assert chat.latest().window_mark == "learned"
 
 
 def test_a_call_is_tried_twice_at_most_and_not_behind_a_callback_that_changed_it(
@@ -332,7 +332,7 @@ def test_a_number_of_a_refusal_that_nobody_knows_is_tried_once_and_learned_where
     chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help."))
     assert turns(chat, range(16)) == []
     assert len(llm.refused) == 1
-    assert chat.manifests()[-1].window_mark == "learned"
+    assert chat.latest().window_mark == "learned"
     chat.restart()
     assert turns(chat, range(16, 18)) == []
     assert len(llm.refused) == 1
@@ -352,7 +352,7 @@ def test_other_numbers_are_not_tried(words: str) -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=llm, instruction="You help. " * 300))
     assert turns(chat, range(2)) == [0, 1]
     assert len(llm.refused) == 2
-    assert chat.manifests()[-1].window_mark == "default"
+    assert chat.latest().window_mark == "default"
 
 
 # the default
@@ -469,6 +469,8 @@ def test_of_several_models_the_smallest_counts() -> None:
     chat = Chat(agent=LlmAgent(name="clerk", model=model, instruction="Help."))
     chat.say("Hello")
     assert (chat.manifests()[0].window, chat.manifests()[0].most_window) == (128_000, 272_000)
+    windows = {"gemini-2.5-flash": 60_000, "gpt-5": 50_000}
+    assert manifest_of(model, policy=PackPolicy(max_input_tokens=windows)).window == 50_000
 
 
 # The public list of models, as the installed `genai-prices` has it.

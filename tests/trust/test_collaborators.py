@@ -287,7 +287,7 @@ def test_a_decision_that_would_break_a_request_is_not_taken(wrong: str, figure: 
         chat.say(f"question {turn}: {words(300, f'q{turn}')}")
     figure("invalid", sum(bool(sent.faults) for sent in chat.sent))
     assert [sent.faults for sent in chat.sent] == [()] * (2 * TURNS)
-    assert "faulty" in "; ".join(chat.manifests()[-1].degradations)
+    assert "faulty" in "; ".join(chat.latest().degradations)
     chat.replays()
 
 

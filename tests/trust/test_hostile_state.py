@@ -62,7 +62,7 @@ def test_odd_values_in_state_stop_nothing(
         holder[("", *path)[-1]] = ODD[odd]
         held[key] = value[""]
         chat.restart()
-        chat.llm.script[:] = [call("big_file", name="b", lines=1_500), "ok"]
+        chat.llm.script[:] = [call("big_file", name="b", lines=600), "ok"]
         for witness in (chat.raw, chat.sent, chat.before.events):
             witness.clear()
         chat.checked = 0

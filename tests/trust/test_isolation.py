@@ -364,7 +364,6 @@ def pages(tenants: Tenants) -> None:
 @pytest.mark.parametrize(
     ("owners", "rounds"),
     [
-        pytest.param(PLAIN[::2], 1, id="some plain"),
         pytest.param(ODD[::9], 1, id="some odd"),
         pytest.param(PLAIN, 2, id="plain", marks=pytest.mark.slow),
         pytest.param(ODD[::2], 1, id="odd", marks=pytest.mark.slow),

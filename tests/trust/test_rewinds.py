@@ -86,7 +86,7 @@ class Talk:
 
 @pytest.mark.parametrize("few", [2, 6, 9, 20])
 @pytest.mark.parametrize("kind", ["memory", "sqlite", "database"])
-@pytest.mark.rows(3)
+@pytest.mark.rows(2)
 def test_what_a_rewind_took_back_never_returns(few: int, kind: str, tmp_path: Path, figure: Figure) -> None:
     sessions = services(kind, tmp_path)
     talk = Talk(few, sessions).turns(4, "LION").turns(7, "GIRAFFE").rewind(4).turns(9, "ZEBRA")

@@ -65,7 +65,7 @@ def test_a_preview_takes_no_host_for_the_agent(author: str, role: str | None, fi
     is_wrong = cutoff(session, chat.policy, **agent) != as_clerk
     (trial,) = preview_strategies(session, policy=chat.policy, strategies=["epochs"], message="Which rules?", **agent)
     chat.say("Which rules?")
-    sent = chat.manifests()[-1].checksum
+    sent = chat.latest().checksum
     wrong = is_wrong + (trial.pack.checksum != sent)
     figure("wrong_previews", wrong)
     assert wrong == 0

@@ -74,7 +74,7 @@ def test_what_was_learned_outlives_the_process(tmp_path: Path, figure: Figure) -
         failed += turns(chat, range(later, later + 1))
         assert llm.refused == []
     take(figure, chat, failed)
-    assert chat.manifests()[-1].window_mark == "learned"
+    assert chat.latest().window_mark == "learned"
 
 
 def test_a_loop_of_tools_fails_once_at_most(figure: Figure) -> None:

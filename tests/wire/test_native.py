@@ -325,6 +325,6 @@ def test_a_pdf_that_is_uploaded_anew_at_every_call_is_told_of() -> None:
     pytest.importorskip("litellm")
     with run("litellm-openai", SCENARIOS["pdf"]()) as done:
         assert done.server.uploads > 1
-        assert any("upload it once" in note for note in done.chat.manifests()[-1].degradations)
+        assert any("upload it once" in note for note in done.chat.latest().degradations)
         first = done.chat.manifests()[0]
         assert not any("upload" in note for note in first.degradations)
