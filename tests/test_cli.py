@@ -499,7 +499,7 @@ def test_the_doctor_tells_a_store_that_refuses_writes(failing: type[FailingFileS
 
 
 def test_a_store_that_is_copied_elsewhere_goes_on_there(tmp_path: Path) -> None:
-    """As docs/stores.md says: the files under their names, and the app with the other URL."""
+    """As docs/manifest.md says: the files under their names, and the app with the other URL."""
     chat = Chat(["one", "two", "three"], store=PackStore(tmp_path / "packs"))
     chat.say("question one", "question two")
     moved = PackStore(f"memory://moved-{next(_numbers)}")

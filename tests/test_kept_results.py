@@ -82,7 +82,7 @@ def test_the_pages_show_every_promise():
         "evidence.md",
         "first-settings.md",
         "recipes.md",
-        "troubleshooting.md",
+        "why.md",
     }
 
 

@@ -323,7 +323,7 @@ def test_forget_says_what_it_needs(tmp_path, words, told):
 @pytest.mark.parametrize("package", ["duckdb", "polars", "pandas"])
 def test_other_programs_make_a_table_of_all_manifests(package, tmp_path, monkeypatch):
     pytest.importorskip(package)
-    page = (Path(__file__).parents[1] / "docs" / "stores.md").read_text(encoding="utf-8")
+    page = (Path(__file__).parents[1] / "docs" / "manifest.md").read_text(encoding="utf-8")
     (source,) = (block for block in page.split("```") if "manifest.json" in block and "duckdb" in block)
     others = {"duckdb", "polars", "pandas"} - {package}
     lines = [line for line in source.splitlines()[1:] if not any(other in line for other in others)]

@@ -109,7 +109,7 @@ def test_a_trace_that_fails_changes_nothing_else(traces: Traces, at: str, caplog
 def test_the_page_names_whatever_is_exported(traces: Traces) -> None:
     chat = Chat(policy=small(), tools=[look_up], script=[call("look_up", key="a")], state=planned())
     chat.say(*turns(9))
-    page = (Path(__file__).parent.parent / "docs" / "tracing.md").read_text("utf-8")
+    page = (Path(__file__).parent.parent / "docs" / "deploy.md").read_text("utf-8")
     exported = {key for span in traces.own for key in span.attributes}
     exported |= {name for point in traces.metrics() for name in (point["name"], *point["attributes"])}
     layers = {f"aether_context.tokens.{layer}" for layer in ("task", "tools", "evidence", "memory", "conversation")}
