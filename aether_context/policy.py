@@ -276,7 +276,8 @@ class OffloadSettings(_Settings):
     so does ``auto`` where ``record`` keeps no texts."""
     extract_tokens: int = Field(default=800, ge=40)
     """Most tokens of an extract in a window of 16,000 tokens; other windows have it in proportion. Results of up to
-    1.25 times as many stay as they are, tables, lists and JSON up to five times."""
+    1.25 times as many stay as they are, tables, lists and JSON up to five times, JSON with many objects up to three
+    times."""
     tools: Mapping[str, str] = {}
     """``whole``, ``keep``, ``threshold``, ``always``, ``instructs``, ``acts``, or the name of a registered extractor,
     by tool. Under ``whole`` a result is not shortened when it comes; under ``keep`` cuts leave it, too, the latest that
@@ -301,7 +302,7 @@ class OffloadSettings(_Settings):
 
     @property
     def data_tokens(self) -> int:
-        """The same for tables, lists and JSON."""
+        """The same for tables, lists and JSON; for JSON with many objects three fifths of it."""
         return 5 * self.extract_tokens
 
 

@@ -50,6 +50,28 @@ def uri_of(talk) -> str:
     return talk.sent[-1].answers("read_log")[-1]["artifact"].split(" ")[0]
 
 
+def test_a_list_of_objects_becomes_an_extract_where_a_table_of_the_same_size_stays_whole():
+    terms = {"kind": "usual", "days": [14, 30], "note": "in the shop, at the terms that all parts have", "open": True}
+    parts = [{"name": f"part {at}", "stock": at * 37, "terms": terms} for at in range(50)]
+    row = " | ".join(map(str, terms.values()))
+    texts = {
+        "objects": json.dumps(parts),
+        "table": "\n".join(f"{part['name']} | {part['stock']} | {row} | {row}" for part in parts),
+    }
+    assert all(2_400 < size / 1.1 < 3_600 for size in counter_for("").count_all([*texts.values()]))
+
+    def list_parts(form: str) -> str:
+        """Lists the parts."""
+        return texts[form]
+
+    talk = chat([call("list_parts", form="objects"), call("list_parts", form="table"), "done"], tools=[list_parts])
+    talk.say("which parts are there?")
+    shown, whole = talk.sent[-1].answers("list_parts")
+    assert "artifact" in shown
+    assert all(f'"{part["name"]}"' in shown["result"] for part in parts), "each of them"
+    assert whole == {"result": texts["table"]}
+
+
 def test_a_long_result_is_shown_as_an_extract_and_kept_whole():
     talk = chat([call("read_log", name="a"), call("read_note", name="n"), "done"])
     talk.say("what is the retention period?", "thanks")
