@@ -212,6 +212,19 @@ def test_words_give_way_to_names_numbers_and_identifiers() -> None:
     assert "Bern" not in made
 
 
+def test_other_fields_give_way_to_the_one_that_the_user_asks_about() -> None:
+    def with_request(request: str, count: int) -> str:
+        accounts = [{"id": f"A-{at}", "routing": 70_100 + at, "balance": 81_200 + at} for at in range(count)]
+        answer = answered("look_up", "1", json.dumps(accounts))
+        return table(called("look_up", "1"), answer, present=[said(request)], room=200)
+
+    asked = with_request("Sum up the balance of all accounts.", 12)
+    assert [f"{81_200 + at}" in asked for at in range(12)] == [True] * 12
+    assert with_request("Sum them all up.", 12).count("routing") > 2
+    few = with_request("Sum up the balance of all accounts.", 4)
+    assert few.index("routing") < few.index("A-3"), "of few records each stands with all of its fields"
+
+
 # through a runner
 
 

@@ -17,8 +17,8 @@ import json
 import math
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import lru_cache
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from functools import lru_cache, partial
 from itertools import chain
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -65,6 +65,10 @@ _ENTITY = re.compile(
     """,
     re.VERBOSE,
 )
+_WORD = re.compile(r"[^\W_]+")
+_FEWEST_ASKED = 5
+"""Records of which the user's words name a number, from which on their other fields give way to it in a table: with it
+16 of 16 look-ups have all values, without it 15."""
 _FIELD = re.compile(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
 _JSON_KEY = re.compile(r"""["']\s?:""")
 _AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
@@ -111,6 +115,7 @@ def entity_table(
         best[entity] = min(best.get(entity, rank), rank, key=RANKS.index)
     latest_first = [entity for ranked in (*reversed(present_mentions), *removed, *tabled) for entity, _ in ranked]
     unlisted = _outdated([*latest_first, *chain.from_iterable(parse(known).values())]) | present_entities
+    asked_words = {word for content in present if content.role == "user" for word in _words(content.words)}
     tokens_left, address_tokens_left = max_tokens, int(ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     lines: list[str] = []
@@ -121,7 +126,9 @@ def entity_table(
         listed = "\n".join([*lines, *(line for line in known.splitlines() if not line.startswith(weaker))])
         tokens_left -= counter.count(_TITLES[rank])
         entities = [name for name, strongest in best.items() if strongest == rank and name not in unlisted]
-        ordered = sorted(entities, key=_is_plain)
+        ordered = sorted(
+            entities, key=partial(_order, words=asked_words, records=_asked_records(entities, asked_words))
+        )
         for at, entity in enumerate(ordered):
             is_address = _EVIDENCE_PREFIX in entity
             if tokens_left < _LEAST_COST and not is_address:
@@ -178,10 +185,25 @@ def _without_key(field: str, preceding_text: str) -> str:
     return field.removeprefix(f"{preceding_text.partition(': ')[0]}: ") if preceding_text else field
 
 
-def _is_plain(entity: str) -> bool:
-    """Tells whether an entity is a field with neither a name nor an identifier nor a number of some digits."""
-    key, _, value = _of_record(entity)[1].rpartition(": ")
-    return key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value))
+def _words(text: str) -> list[str]:
+    return _WORD.findall(text.casefold())
+
+
+def _asked_records(entities: Iterable[str], words: Set[str]) -> Set[str]:
+    """The records of which the user's words name a number, where these are several."""
+    split = (_of_record(entity) for entity in entities if is_number(entity.rpartition(": ")[2]))
+    records = {record for record, field in split if not words.isdisjoint(_words(field.partition(": ")[0]))} - {""}
+    return records if len(records) >= _FEWEST_ASKED else frozenset()
+
+
+def _order(entity: str, words: Set[str], records: Set[str]) -> int:
+    """The place of an entity: behind others what the user's words do not name of records of which they name a number,
+    and last a field with neither a name nor an identifier nor a number of some digits."""
+    record, field = _of_record(entity)
+    key, _, value = field.rpartition(": ")
+    if key != "name" and (len(value) < _SHORTEST or not _TELLING.search(value)):
+        return 2
+    return int(record in records and key != "name" and words.isdisjoint(_words(key)))
 
 
 def _with_subjects(contents: Sequence[Content]) -> Iterator[tuple[Content, tuple[str, ...]]]:
