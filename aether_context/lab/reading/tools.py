@@ -63,8 +63,8 @@ class ToolUses:
 
 def _declared(replayer: Replayer, manifest: Manifest) -> Counter[str]:
     """The counted tokens of the declarations of a call, by tool."""
-    counts, sent = replayer.resolve(manifest).counts, {*manifest.tools.sent}
-    tools = [tool for tool in replayer.setting(manifest).tools if tool.name in sent]
+    counts, names = replayer.resolve(manifest).counts, {*manifest.tools.sent}
+    tools = [tool for tool in replayer.setting(manifest).tools if tool.name in names]
     return Counter({tool.name: counts.get(short(tool.digest, 16), 0) for tool in tools})
 
 
