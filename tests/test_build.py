@@ -69,6 +69,15 @@ def test_wishes_have_a_tenth_of_the_window_and_a_layer_borrows_no_more_than_it_w
     accounted(pack)
 
 
+def test_what_has_expired_is_left_out_and_says_so():
+    source = pack_input([message("What does brass cost?")])
+    now = source.identity.last_event_time
+    known = [memory(f"brass_{add}", f"Brass costs {add + 5} euros.", expires=now + add) for add in (-1, 1)]
+    fates = {fate.id: fate for fate in build_pack(source._replace(candidates=tuple(known)), PackPolicy()).rows}
+    assert (fates["brass_-1"].form, fates["brass_-1"].reason) == ("left_out", "expired")
+    assert fates["brass_1"].form == "whole"
+
+
 def test_an_oversized_request_keeps_its_ends_and_is_stored():
     text = "START " + "\n".join(f"row {at}" for at in range(20_000)) + " END"
     pack = build_pack(pack_input([message(text)], window=4_000), PackPolicy())

@@ -41,6 +41,13 @@ def log(count, width=60):
     )
 
 
+def test_of_many_lines_with_errors_an_extract_has_more_than_the_one_that_is_odd():
+    lines = log(1_000).split("\n")
+    for at in range(12):
+        lines[333 + 20 * at] = f"2025-01-01 ERROR disk {at} is full"
+    assert extract_of("\n".join(lines)).text.count("ERROR") > 1
+
+
 def missing(text):
     return sum(int(two or one) - int(one) + 1 for one, two in GAP.findall(text))
 
