@@ -34,6 +34,12 @@ def test_memory_hits_stand_in_the_payload_with_author_and_date() -> None:
     chat.replays()
 
 
+def test_a_memory_service_is_asked_in_masked_words() -> None:
+    memory = Memories()
+    Chat(policy=PackPolicy(redact=["email"]), memory=memory).say("What does ann@example.org owe?")
+    assert memory.queries == [("shop", "ann", "What does [email] owe?")]
+
+
 @pytest.mark.parametrize("timestamp", [None, "", "yesterday", "2025-03-09", "1741514400", "99999-01-01", "0001-01-01"])
 def test_any_timestamp_of_a_memory_is_taken(timestamp: str | None) -> None:
     chat = Chat(memory=Memories(remembered("the tax rate is 19 percent", timestamp=timestamp)))

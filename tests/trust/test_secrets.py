@@ -359,3 +359,9 @@ def test_a_pack_says_what_its_hashes_are_of() -> None:
     plain.say("Hello.", f"I am {SECRETS['mail']}.", "Who am I?")
     assert [one.checksum for one in plain.manifests()] == [one.checksum for one in chat.manifests()]
     assert not any("otherwise" in told for one in chat.manifests() for told in one.degradations)
+
+
+def test_keys_are_masked_and_stay_apart() -> None:
+    mask = PackPolicy(redact=["email"]).mask
+    owed = {"ann@example.org": 3, "bob@example.org": [{"to": {"eve@example.org": 4}}], "sum": 7}
+    assert mask.json(owed) == {"[email]": 3, "[email]_": [{"to": {"[email]": 4}}], "sum": 7}
