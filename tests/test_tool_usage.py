@@ -50,7 +50,7 @@ def test_each_tool_has_its_declarations_and_results_as_they_were_sent() -> None:
 def test_people_see_a_table_and_the_viewer_has_one() -> None:
     chat = talk()
     lines = CliRunner().invoke(main, ["usage", "--by", "tool", "--store", chat.store.url]).stdout.splitlines()
-    assert lines[0].split() == ["tool", "calls", "declared", "results", "cost"]
+    assert lines[0].split() == ["tool", "requests", "declared", "results", "cost"]
     name, calls, declared, results, cost = lines[1].split()
     assert (name, calls) == ("look_up", str(len(chat.manifests())))
     page = Browser(chat.store).open("/session?app=shop&user=ann&session=s1").text

@@ -17,6 +17,7 @@ from google.adk.events.event import Event
 from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
 from packs import recording
+from plans import words
 from scripted import Chat, call, new_store
 
 from aether_context import PackPolicy, PackStore, why
@@ -318,6 +319,21 @@ def test_a_text_that_looks_like_a_content_is_not_read_for_one() -> None:
     name, segment = segment_of(1, [*gunzip_bytes(made.segment).decode().split("\n"), text])
     store.write(made.changed(segment=name)._replace(segment=segment))
     assert read_back(store, store.manifests()) == {}
+
+
+def test_a_result_that_was_an_extract_and_then_cut_was_cut() -> None:
+    def loans() -> list[dict[str, str]]:
+        """Lists loans."""
+        return [{"id": f"L{494_000 + at}", "book": words(9, f"b{at}x")} for at in range(120)]
+
+    policy = PackPolicy(max_input_tokens=2_000, retrieval={"recall": False})
+    chat = Chat([call("loans"), "Many."], [loans], policy)
+    chat.say("List all loans.", *(f"Note {at}: {words(80, f'n{at}w')}" for at in range(9)))
+    answer = why(chat.store, "L494077")
+    cut_at = next(manifest.number for manifest in chat.manifests() if manifest.epoch_reason == "high_water")
+    assert f"did not read it: cut before call {cut_at}: " in answer.sentences[0]
+    result = next(each for each in answer.places if each.kind == "tool result")
+    assert [(span.form, span.first) for span in result.spans] == [("offloaded", 2), ("summarized", cut_at)]
 
 
 def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ from typing import TypeAlias
 from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.conversation.turns import Unit, units
 from aether_context.pack import Anchor, Pack
+from aether_context.packing.draft import occurrence_keys
 
 _SECONDS = 2.0
 _FIRST_WORDS = 160
@@ -56,8 +57,8 @@ class UpcomingCut:
 
     @property
     def tokens(self) -> int:
-        """Tokens of all entries."""
-        return sum(entry.tokens for entry in self.entries)
+        """Tokens of all entries but those that are kept."""
+        return sum(entry.tokens for entry in self.entries if entry.index not in self._kept)
 
     def keep(self, entry: CutEntry) -> bool:
         """Keeps an entry at this cut; others may leave in its place. The next cut asks again.
@@ -104,7 +105,8 @@ async def _answer(on_cut: OnCut, cut: UpcomingCut) -> object:
 
 
 def _entries(pack: Pack) -> list[CutEntry]:
-    request, rows = pack.source.request, pack.rows
+    request, rows, forms = pack.source.request, pack.rows, pack.source.epoch.forms
+    shortened = [forms.get(key, ("", 0))[1] for key in occurrence_keys(request.contents)] if forms else []
     cut_ids = {name for event in pack.events if event.stage == "cut" for name in event.item_ids}
     going = {
         at
@@ -112,12 +114,16 @@ def _entries(pack: Pack) -> list[CutEntry]:
         if row.id in cut_ids and row.form in ("left_out", "summarized")
     }
 
+    def sent_tokens(at: int) -> int:
+        short = shortened[at] * len(request.contents[at].parts) if shortened else 0
+        return min(rows[at].tokens, short) if short else rows[at].tokens
+
     def entry(unit: Unit) -> CutEntry:
         first = rows[unit.indices[0]]
         texts = (part.text for at in unit.indices for part in request.contents[at].parts if not part.is_thought)
         words = " ".join(" ".join(texts).split())[:_FIRST_WORDS]
         addresses = tuple(rows[at].uri for at in unit.indices if rows[at].uri)
-        tokens = sum(rows[at].tokens for at in unit.indices)
+        tokens = sum(sent_tokens(at) for at in unit.indices)
         return CutEntry(first.source, words, tokens, addresses, request.positions[unit.indices[0]])
 
     return [entry(unit) for unit in units(request.contents) if going.issuperset(unit.indices)]

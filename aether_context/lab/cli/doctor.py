@@ -10,7 +10,7 @@ from importlib.util import find_spec
 
 from aether_context import __version__
 from aether_context.canonical import JSON
-from aether_context.errors import AetherContextError
+from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.lab.cli import packs
 from aether_context.lab.cli.terminal import FAILED, one_line, print_json, print_table, say
 from aether_context.policy import PackPolicy
@@ -21,7 +21,7 @@ from aether_context.store.spool import spool_of
 
 EXTRAS = {
     "gcs": "gcsfs", "mcp": "mcp", "postgres": "psycopg_pool", "s3": "s3fs",
-    "sentence-transformers": "sentence_transformers", "tokenizers": "tokenizers", "viewer": "starlette",
+    "sentence-transformers": "sentence_transformers", "tokenizers": "tokenizers", "viewer": "jinja2",
 }  # fmt: skip
 """The extras for users, each with a module that it brings."""
 _RECENT = 20
@@ -40,6 +40,8 @@ def show_findings(url: str, *, as_json: bool) -> int:
     for find in (_in_policy, _in_store):
         try:
             findings |= find(url, problems)
+        except PackNotFound as error:
+            problems[f"{one_line(error)}; send a message with the plugin attached, or name another store"] += 1
         except AetherContextError as error:
             problems[one_line(error)] += 1
     sentences = [f"{problem} ({count} times)" if count > 1 else problem for problem, count in problems.most_common()]

@@ -181,7 +181,8 @@ def _span(span: Span) -> str:
     words = {True: "the words stand there", False: "without these words", None: "its text is not recorded"}[span.holds]
     form_note = {"absent": "not in the request", "left_out": "left out"}.get(span.form, f"{span.form}, {words}")
     elsewhere = f"; the words also stand in {', '.join(span.elsewhere[:3])}" if span.elsewhere else ""
-    return f"{calls}: {form_note}: {span.act}{elsewhere}"
+    act = f": {span.act}" if span.act else ""
+    return f"{calls}: {form_note}{act}{elsewhere}"
 
 
 # `aether-context preview`: what the next model call of a session would be sent.

@@ -65,7 +65,13 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
         raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
     if pack is None or not is_number:
         return newest[0]
-    return _numbered(store, int(pack), newest[0], session) or store.find(pack)
+    if place := _numbered(store, int(pack), newest[0], session):
+        return place
+    try:
+        return store.find(pack)  # by the beginning of a hash
+    except PackNotFound as error:
+        asked = f"session {session!r}" if session is not None else "the session of the newest pack"
+        raise PackNotFound(f"{error}; {asked} has no call {pack}, --session names another") from error
 
 
 def _numbered(store: PackStore, number: int, newest: str, session: str | None) -> str:

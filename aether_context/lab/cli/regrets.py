@@ -33,7 +33,7 @@ def show_regrets(url: str, *, as_json: bool, **selection: str | None) -> int:
     else:
         tokens, costs = sum(it.tokens for it in listed), [it.cost_usd for it in listed if it.cost_usd is not None]
         price = _price(sum(costs, Decimal()) if costs else None)
-        say(f"{len(listed):,} texts came back after a cut: {tokens:,} tokens{price}")
+        say(f"{len(listed):,} text{'s' * (len(listed) != 1)} came back after a cut: {tokens:,} tokens{price}")
     for problem in problems if not as_json else ():
         say_error(f"left out: {problem}", "red")
     return NOT_THERE if problems else 0

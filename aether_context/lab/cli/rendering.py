@@ -399,7 +399,7 @@ def print_comparison(compared: Comparison, *, in_short: bool = False) -> None:
     print_table(("", *columns), rows[1:] if in_short else rows, "  ")
     if in_short:
         return
-    say(f"  saved: {compared.saved}")
+    say(f"  {'would have saved' if compared.observed else 'saved'}: {compared.saved}")
     say("  Without packs the same calls read the whole history, every declaration and whole results, and have no tools")
     say("  that read results back. Costs are list prices of what was reported; where it was not, they are estimated.")
     say("  A cache serves as much of each shared beginning as the provider reported; all of it where it said nothing.")

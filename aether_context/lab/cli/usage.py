@@ -133,7 +133,7 @@ def _show_tools(store: PackStore, listed: Mapping[str, Listing], by: Sequence[st
         tools = [{"tool": name, **asdict(use), "cost_usd": float(use.cost_usd)} for name, use in by_name]
         print_json({"tools": tools, "unread": uses.unread, "unreadable": len(unreadable)})
         return NOT_THERE if unreadable else 0
-    print_table(("tool", ">calls", ">declared", ">results", ">cost"), uses.rows)
+    print_table(("tool", ">requests", ">declared", ">results", ">cost"), uses.rows)
     if uses.unread:
         say(f"{uses.unread:,} calls are not counted: their texts are not recorded, or they sent no pack")
     for fault in unreadable:

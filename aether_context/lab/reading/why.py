@@ -361,9 +361,9 @@ class _Search:
         holds = any(part.form == "summary" for part in holding) if built else None
         if content_place(spot.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
             return replace(here, act="the host had not loaded it, and the store did not give it")
-        if last.form in ("whole", "absent"):
+        if last.form not in ("summarized", "left_out"):  # it was sent until then, if only as an extract
             act = "a call before had cut it, whose pack is not there"
-            act = _cut(manifest, self.replayer.policy(manifest)) if last.form == "whole" else act
+            act = _cut(manifest, self.replayer.policy(manifest)) if last.form != "absent" else act
             last = replace(last, form="summarized", act=act)
         act = last.act.partition(_SEARCHED)[0]
         elsewhere = () if holds else here.elsewhere
