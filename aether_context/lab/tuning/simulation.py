@@ -142,7 +142,7 @@ class Change(NamedTuple):
     def packs(self, session: RecordedSession, policy_of: Callable[[RecordedCall], PackPolicy]) -> list[_PlayedCall]:
         """Plays a session as it would be after the change, with this version's own wording."""
         change = self if self.agent in (None, session.agent) else Change()
-        counts = NOTHING if change.model else session.counts
+        counts = session.counts if change.model in (None, session.calls[-1].manifest.model) else NOTHING
         changed = replace(session, counts=counts, calls=tuple(map(change._call, session.calls)))
         return list(Simulation(changed).packs(policy_of))
 
@@ -154,7 +154,7 @@ class Change(NamedTuple):
         tools = tuple(tool for tool in source.request.tools if tool.name not in self.without)
         request = source.request._replace(model=model, system=system, tools=tools)
         source = source._replace(wording=NOTHING, request=request)
-        if self.model:
+        if model != manifest.model:
             source = source._replace(window=window_under(call.policy, model, working_window(model)), usage=Usage())
             share = cached_share(model, int(manifest.last_event_time) // _DAY) or manifest.cached_price
             manifest = manifest.model_copy(update={"model": model, "cached_price": share})
