@@ -135,8 +135,8 @@ def test_chance_fails_no_check() -> None:
 
 
 def test_lost_answers_fail_a_check_whatever_they_save() -> None:
-    before = {number: Played(cost=100.0, asked=10, answered=9) for number in range(30)}
-    after = {number: Played(cost=90.0, asked=10, answered=9 - (number % 3 == 0)) for number in range(30)}
+    before = {number: Played(cost=100.0, questions=10, answered=9) for number in range(30)}
+    after = {number: Played(cost=90.0, questions=10, answered=9 - (number % 3 == 0)) for number in range(30)}
     verdict = checked(compare(before, after, 0, frozenset(before)), 2.0, -1.0)  # type: ignore[arg-type, type-var]
     assert verdict.reason.startswith("answers change by less than -1 points; cost -10.00%")
     assert checked(compare(before, before, 0, frozenset(before)), 2.0, -1.0).kind == "holds"  # type: ignore[arg-type, type-var]

@@ -20,7 +20,7 @@ from aether_context.lab.tuning.verdict import Compared, TuningVerdict, adjusted,
 from aether_context.policy import PackPolicy, differing, merged
 from aether_context.store import PackStore
 
-_SHOWN = 5
+_MOST_CALLS = 5
 
 
 def tune(
@@ -68,15 +68,15 @@ def check(
     urls = [packs.require(PackStore(url)).url]
     with executor(jobs) as workers:
         tuner = Tuner(urls, workers, advance=partial(progress, noun="sessions"))
-        found = [tuner.recordings(profile) for profile in tuner.profiles]
-        checks = [tuner.check(recordings, Change(**options)) for recordings in found]
+        all_recordings = [tuner.recordings(profile) for profile in tuner.profiles]
+        checks = [tuner.check(recordings, Change(**options)) for recordings in all_recordings]
     verdicts = [checked(compared, max_cost, min_answered, len(checks)) for compared, _ in checks]
-    rows = list(zip(found, verdicts, (calls for _, calls in checks), strict=True))
+    rows = list(zip(all_recordings, verdicts, (calls for _, calls in checks), strict=True))
     if as_json:
         print_json([_json(tuner, it, v) | {"worst": [call._asdict() for call in calls]} for it, v, calls in rows])
     for recordings, verdict, calls in rows if not as_json else ():
         _show(tuner, recordings, verdict, everything)
-        for call in calls[: None if everything else _SHOWN * (verdict.kind == "loses")]:
+        for call in calls[: None if everything else _MOST_CALLS * (verdict.kind == "loses")]:
             say(f"  {call.words}")
     if any(tuner.calls.values()) and any(verdict.kind == "loses" for verdict in verdicts):
         return FAILED

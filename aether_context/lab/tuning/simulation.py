@@ -51,7 +51,7 @@ class Played:
         needed: number of texts that answers used, and of calls that read a shortened result again.
         kept: for each call, the number of these texts that were in its request.
         same: number of requests that are equal to the recorded ones, byte for byte.
-        asked: number of the exam's questions, where a change is checked.
+        questions: number of the exam's questions, where a change is checked.
         answered: those whose text stands in their request.
     """
 
@@ -60,7 +60,7 @@ class Played:
     needed: int = 0
     kept: tuple[int, ...] = ()
     same: int = 0
-    asked: int = 0
+    questions: int = 0
     answered: int = 0
 
     @property
@@ -68,16 +68,16 @@ class Played:
         """The share of needed texts that were in the requests, in percent; None where none were needed."""
         return 100 * sum(self.kept) / self.needed if self.needed else None
 
-    def adding(self, call: RecordedCall, pack: Pack, need: Used, cost: float, *asked: bool) -> Played:
-        """This with another call; ``asked`` says of each question whether it is answered."""
+    def adding(self, call: RecordedCall, pack: Pack, need: Used, cost: float, *is_answered: bool) -> Played:
+        """This with another call; ``is_answered`` says of each question whether it is answered."""
         return Played(
             cost=self.cost + cost,
             over=self.over + (pack.tokens.over_window > 0),
             needed=self.needed + need.count,
             kept=(*self.kept, need.kept(pack)),
             same=self.same + (pack.checksum == call.manifest.checksum),
-            asked=self.asked + len(asked),
-            answered=self.answered + sum(asked),
+            questions=self.questions + len(is_answered),
+            answered=self.answered + sum(is_answered),
         )
 
 
@@ -143,8 +143,8 @@ class Change(NamedTuple):
         """Plays a session as it would be after the change, with this version's own wording."""
         change = self if self.agent in (None, session.agent) else Change()
         counts = session.counts if change.model in (None, session.calls[-1].manifest.model) else NOTHING
-        changed = replace(session, counts=counts, calls=tuple(map(change._call, session.calls)))
-        return list(Simulation(changed).packs(policy_of))
+        altered_session = replace(session, counts=counts, calls=tuple(map(change._call, session.calls)))
+        return list(Simulation(altered_session).packs(policy_of))
 
     def _call(self, call: RecordedCall) -> RecordedCall:
         source, manifest = call.source, call.manifest
@@ -173,9 +173,9 @@ def _price(manifest: Manifest) -> float:
     return float(prices.cost(input_tokens=1_000_000))
 
 
-def _size(sent: Manifest | Pack) -> str:
-    tokens = sent.counted_tokens if isinstance(sent, Manifest) else sent.tokens.counted
-    return f"{tokens:,} tokens ({sent.prefix.shared_tokens or 0:,} cached)"
+def _size(request: Manifest | Pack) -> str:
+    tokens = request.counted_tokens if isinstance(request, Manifest) else request.tokens.counted
+    return f"{tokens:,} tokens ({request.prefix.shared_tokens or 0:,} cached)"
 
 
 class ChangedCall(NamedTuple):
@@ -184,12 +184,12 @@ class ChangedCall(NamedTuple):
 
     pack_id: str
     cost: float
-    lost: tuple[str, ...]
+    lost_texts: tuple[str, ...]
     words: str
 
 
 def play_change(
-    folder: SessionFolder, change: Change, profile: str, base: PackPolicy, others: Sequence[PackPolicy] | None
+    folder: SessionFolder, change: Change, profile: str, base: PackPolicy, other_policies: Sequence[PackPolicy] | None
 ) -> tuple[Played, Played, list[ChangedCall]] | str:
     """A session's calls of a profile before and after a change; as recorded and by this version where nothing changes.
 
@@ -201,30 +201,32 @@ def play_change(
     try:
         replayer, stored = Replayer(folder.store), stored_texts(folder)
         for recorded in recorded_sessions(folder, replayer):
-            own_base, own = (each.for_agent(recorded.agent, profile) for each in (base, policy))
-            as_base, as_own = (policies_of_calls(each, own_base, profile, others) for each in (own_base, own))
+            own_base, own_policy = (each.for_agent(recorded.agent, profile) for each in (base, policy))
+            as_base, as_own = (policies_of(each, own_base, profile, other_policies) for each in (own_base, own_policy))
             replays = ((call, replayer.replay(call.manifest, call.policy).pack) for call in recorded.calls)
             played = replays if is_bare else Change().packs(recorded, as_base), change.packs(recorded, as_own)
             rows = zip(*played, used(recorded), examined(recorded, stored), strict=True)
-            for (call, old_pack), (changed, pack), need, (_, marker) in rows:
+            for (call, old_pack), (new_call, pack), need, (_, marker) in rows:
                 if (manifest := call.manifest).profile != profile:
                     continue
-                cost, new_cost = cost_of(manifest, None if is_bare else old_pack), cost_of(changed.manifest, pack)
-                if changed.manifest.model != manifest.model:
-                    new_cost *= _price(changed.manifest) / _price(manifest)
+                cost, new_cost = cost_of(manifest, None if is_bare else old_pack), cost_of(new_call.manifest, pack)
+                if new_call.manifest.model != manifest.model:
+                    new_cost *= _price(new_call.manifest) / _price(manifest)
                 marks = [dict(marker(each)) if marker else {} for each in (old_pack, pack)]
-                asked = list(marks[0] | marks[1])  # what stands whole in one of them is answered there
-                answers, new_answers = ([mark.get(each, "answered") == "answered" for each in asked] for mark in marks)
-                old = old.adding(call, old_pack, need, cost, *answers)
+                questions = list(marks[0] | marks[1])  # what stands whole in one of them is answered there
+                old_answers, new_answers = (
+                    [it.get(each, "answered") == "answered" for each in questions] for it in marks
+                )
+                old = old.adding(call, old_pack, need, cost, *old_answers)
                 new = new.adding(call, pack, need, new_cost, *new_answers)
-                judged = zip(asked, answers, new_answers, strict=True)
-                lost = tuple(question.need for question, was, is_now in judged if was and not is_now)
-                if lost or cost != new_cost:
-                    loss = f"; lost: {', '.join(map(repr, lost))}" if lost else ""
+                answer_pairs = zip(questions, old_answers, new_answers, strict=True)
+                lost_texts = tuple(question.need for question, was, is_now in answer_pairs if was and not is_now)
+                if lost_texts or cost != new_cost:
+                    loss = f"; lost: {', '.join(map(repr, lost_texts))}" if lost_texts else ""
                     sizes = f"{_size(manifest if is_bare else old_pack)} → {_size(pack)}{loss}"
                     words = f"call {manifest.number} of session {manifest.session}, {manifest.agent}: "
                     words += f"cost {percent_more(cost, new_cost):+.1f}%, {sizes}"
-                    changes.append(ChangedCall(manifest.pack_id, new_cost - cost, lost, words))
+                    changes.append(ChangedCall(manifest.pack_id, new_cost - cost, lost_texts, words))
     except AetherContextError as error:
         return f"{type(error).__name__}: {error}"
     return old, new, changes
@@ -258,7 +260,7 @@ class Simulation:
     ) -> Played:
         """Adds the session's calls of a profile to a result; ``needs`` are what the answers to all calls used."""
         own_policy, own_base = (each.for_agent(self._recorded.agent, profile) for each in (policy, base))
-        policy_of = policies_of_calls(own_policy, own_base, profile, others)
+        policy_of = policies_of(own_policy, own_base, profile, others)
         shares = policy is not base and _is_grid_step(own_policy, own_base)
         packs = list(self.packs(policy_of, list(takewhile(_is_far_from_cuts, self._of_base)) if shares else ()))
         if policy is base:
@@ -338,19 +340,19 @@ def _is_far_from_cuts(pack: Pack) -> bool:
     return is_bare and pack.tokens.counted <= _LEAST_MARK * pack.allocation.budget
 
 
-def policies_of_calls(
-    policy: PackPolicy, base: PackPolicy, profile: str, others: Sequence[PackPolicy] | None
+def policies_of(
+    policy: PackPolicy, base: PackPolicy, profile: str, other_policies: Sequence[PackPolicy] | None
 ) -> Callable[[RecordedCall], PackPolicy]:
     """The policy of each call of an agent, where the calls of a profile are built under one in the place of the base;
-    ``others`` as `play` takes them."""
+    ``other_policies`` as `play` takes them."""
     varied: dict[str, PackPolicy] = {}
 
     def policy_of(call: RecordedCall) -> PackPolicy:
         digest = call.policy.digest
-        if call.manifest.profile != profile or others is None:
+        if call.manifest.profile != profile or other_policies is None:
             return policy if call.manifest.profile == profile else call.policy
         if digest not in varied:
-            varied[digest] = _varied(call.policy, policy, (base, *others))
+            varied[digest] = _varied(call.policy, policy, (base, *other_policies))
         return varied[digest]
 
     return policy_of

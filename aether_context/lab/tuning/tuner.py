@@ -181,20 +181,20 @@ class Tuner:
 
     def check(self, recordings: Recordings, change: Change) -> tuple[Compared, list[ChangedCall]]:
         """Compares all sessions with what they are after a change; with the calls that it alters, the worst first."""
-        before, after, calls = dict[SessionFolder, Played](), dict[SessionFolder, Played](), list[ChangedCall]()
-        profile, base, others = recordings.profile, recordings.base, self._others(recordings)
-        act = partial(play_change, change=change, profile=profile, base=base, others=others)
+        outcomes, calls = (dict[SessionFolder, Played](), dict[SessionFolder, Played]()), list[ChangedCall]()
+        profile, base, other_policies = recordings.profile, recordings.base, self._other_policies(recordings)
+        act = partial(play_change, change=change, profile=profile, base=base, other_policies=other_policies)
         for folder, played in self._each(act, recordings.searched + recordings.tested):
             if isinstance(played, str):
                 self.unusable[folder.name] = played
                 continue
-            before[folder], after[folder], altered = played
+            outcomes[0][folder], outcomes[1][folder], altered = played
             calls += altered
-            self._count(profile, after[folder])
-        calls.sort(key=lambda call: (-len(call.lost), -call.cost, call.pack_id))
-        return compare(before, after, self._seed, frozenset(before)), calls
+            self._count(profile, outcomes[1][folder])
+        calls.sort(key=lambda call: (-len(call.lost_texts), -call.cost, call.pack_id))
+        return compare(*outcomes, self._seed, frozenset(outcomes[0])), calls
 
-    def _others(self, recordings: Recordings) -> Sequence[PackPolicy] | None:
+    def _other_policies(self, recordings: Recordings) -> Sequence[PackPolicy] | None:
         return recordings.others if self._base is None else None
 
     def _count(self, profile: str, played: Played) -> None:
@@ -215,7 +215,7 @@ class Tuner:
     ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
-        act = partial(play, profile=recordings.profile, policies=policies, others=self._others(recordings))
+        act = partial(play, profile=recordings.profile, policies=policies, others=self._other_policies(recordings))
         for folder, played in self._each(act, picked):
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]

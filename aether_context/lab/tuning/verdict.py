@@ -96,7 +96,7 @@ def compare(
         over=sum(other.over - base.over for base, other in pairs.values()),
         unplayed=len(base_outcomes) - len(pairs),
         answered=paired_difference(
-            [100 * (b.answered - a.answered) / a.asked for a, b in counted if a.asked], seed + 2
+            [100 * (b.answered - a.answered) / a.questions for a, b in counted if a.questions], seed + 2
         ),
     )
 
