@@ -371,7 +371,8 @@ def test_diff_of_what_is_not_there(store: PackStore, tmp_path: Path) -> None:
 
 READING = [
     "list", "inspect", "inspect 2", "replay", "replay 2", "diff", "diff 2", "diff 1 3", "why question", "verify",
-    "verify 1 2", "usage", "regrets", "exam", "tune --profile none --jobs 1", "forget --app shop --user ann",
+    "verify 1 2", "usage", "regrets", "exam", "tune --profile none --jobs 1",
+    "check --jobs 1", "forget --app shop --user ann",
     "serve --session s1",
 ]  # fmt: skip
 
@@ -596,6 +597,7 @@ _LONG_COMMANDS = {
     "verify": (["verify"], "packs"),
     "exam": (["exam"], "packs"),
     "tune": (["tune", "--jobs", "1"], "sessions"),
+    "check": (["check", "--jobs", "1"], "sessions"),
     "forget": (["forget", "--older-than", "0", "--yes"], "files"),
 }
 

@@ -93,7 +93,7 @@ def test_a_replay_behind_a_cut_says_where_that_was_and_what_to_type(tmp_path: Pa
 def test_teams_are_played_as_they_are_recorded() -> None:
     for seed in (1, 5):
         store = ToldTeam(seed).play().store
-        output = run("tune", store.url, "--check", "chat", "--jobs", "1", "--all")
+        output = run("check", store.url, "--policy", "chat", "--jobs", "1", "--all")
         calls = len(list(store.manifests()))
         assert seed == 5 or f"{calls} of {calls} requests are built again byte for byte" in output
 

@@ -6,7 +6,6 @@ import json
 import random
 import re
 import sys
-from dataclasses import dataclass
 from itertools import combinations
 
 import pytest
@@ -19,6 +18,7 @@ from scripted import Chat, Scripted, call, new_store, was_cut
 from aether_context import PackPolicy
 from aether_context.lab.cli import main
 from aether_context.lab.cli.tuning import policy_file
+from aether_context.lab.tuning.simulation import Change, Played
 from aether_context.lab.tuning.tuner import Tuner, executor, grid
 from aether_context.lab.tuning.verdict import (
     TuningVerdict,
@@ -35,8 +35,12 @@ from aether_context.pack import FLEXIBLE_LAYERS
 from aether_context.policy import PROFILES
 
 
-def run_main(*arguments):
-    return CliRunner().invoke(main, ["tune", *arguments, "--jobs", "1"], catch_exceptions=False)
+def run_main(*arguments, command="tune"):
+    return CliRunner().invoke(main, [command, *arguments, "--jobs", "1"], catch_exceptions=False)
+
+
+def run_check(store, policy, *arguments):
+    return run_main(store.url, "--policy", str(policy), *arguments, command="check")
 
 
 def changed_and_loaded(store, path, profile="chat"):
@@ -51,7 +55,7 @@ def changed_and_loaded(store, path, profile="chat"):
 
 def is_played_byte_for_byte(store):
     """Whether all of a store's requests are built again as they were."""
-    output = run_main(store.url, "--check", "chat", "--all").output
+    output = run_check(store, "chat", "--all").output
     calls = len(list(store.manifests()))
     return f"{calls} of {calls} requests are built again byte for byte" in output
 
@@ -117,20 +121,6 @@ def test_known_figures():
 
 
 SESSIONS = tuple(f"session {number}" for number in range(80))
-
-
-@dataclass(frozen=True)
-class Played:
-    """What a session comes to under a policy: its cost, requests over the window, texts that were needed and kept."""
-
-    cost: float
-    over: int = 0
-    needed: int = 100
-    kept: tuple[int, ...] = ()
-
-    @property
-    def retention(self):
-        return 100 * sum(self.kept) / self.needed if self.needed else None
 
 
 def of(cost, kept, needed=100):
@@ -248,17 +238,17 @@ def test_a_worse_policy_fails_the_check(shop, tmp_path):
         "max_input_tokens = 2000\n[conversation]\ncompact_at = 0.3\ncompact_to = 0.1\nsummary_share = 0\n"
         "[retrieval]\nmemory_k = 0\nrecall = false\n"
     )
-    found = run_main(shop.url, "--check", str(worse))
+    found = run_check(shop, worse)
     assert found.exit_code == 1
-    assert "loses: it is worse by more than 1" in found.output
+    assert "loses: retention changes by less than -1 points; cost -" in found.output
     same = tmp_path / "same.toml"
     same.write_text("max_input_tokens = 2000\n")
-    assert run_main(shop.url, "--check", str(same)).exit_code == 0
+    assert run_check(shop, same).exit_code == 0
 
 
 def test_a_preset_is_checked_in_the_recorded_window(shop):
     """A bare preset names no window, and was once played in the model's own, which is a hundred times as large."""
-    found = run_main(shop.url, "--check", "cost_first", "--all")
+    found = run_check(shop, "cost_first", "--all")
     words = re.search(r"\| all sessions .*|all sessions .*", found.output)[0]
     cost = float(re.search(r"([+-]\d+\.\d+)%", words)[1])
     assert cost < 0, found.output
@@ -267,11 +257,11 @@ def test_a_preset_is_checked_in_the_recorded_window(shop):
 
 
 def test_a_model_that_no_window_is_named_for_keeps_the_recorded_one(shop, tmp_path):
-    """By `tune --check`, which took its default, and by `replay --policy`."""
+    """By `check --policy`, which took its default, and by `replay --policy`."""
     other = tmp_path / "other.toml"
     other.write_text('max_input_tokens = { "another-model" = 500 }\n')
-    (result,) = json.loads(run_main(shop.url, "--check", str(other), "--json").stdout)
-    assert result["played"]["all sessions"]["cost_percent"]["sessions"] == 0
+    (result,) = json.loads(run_check(shop, other, "--json").stdout)
+    assert result["worst"] == []
     arguments = ["replay", "--store", shop.url, "--policy", str(other), "--json"]
     assert json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)["same"]
 
@@ -291,7 +281,7 @@ def test_what_a_policy_names_lies_over_the_recorded_one():
 def test_the_verdict_comes_first_and_one_session_has_no_interval():
     store = new_store()
     record(store, 1, steps=12)
-    found = run_main(store.url, "--check", "cost_first")
+    found = run_check(store, "cost_first")
     assert re.match(r"chat: (holds|loses): ", found.output)
     assert "[" not in found.output
 
@@ -334,15 +324,14 @@ def test_each_agent_is_played_under_its_own_table(team, tmp_path):
     broad, named = tmp_path / "broad.toml", tmp_path / "named.toml"
     broad.write_text("[conversation]\ncompact_to = 0.7\n")
     named.write_text("[agents.editor.conversation]\ncompact_to = 0.7\n")
-    output = run_main(team.url, "--check", str(broad), "--all").output
+    output = run_check(team, broad, "--all").output
     assert len(re.findall(r"\b([1-9]\d*) of \1 requests are built again byte for byte", output)) == 2
     assert "recorded under" not in output, "tables of agents are of the one policy"
-    for result in json.loads(run_main(team.url, "--check", str(broad), "--json").stdout):
+    for result in json.loads(run_check(team, broad, "--json").stdout):
         # The editor's table names it, and nobody else is near the window.
-        assert result["verdict"] == "holds"
-        assert result["played"]["all sessions"]["cost_percent"]["sessions"] == 0
-    (chat,) = json.loads(run_main(team.url, "--profile", "chat", "--check", str(named), "--json").stdout)
-    assert chat["played"]["all sessions"]["cost_percent"]["sessions"] == 2
+        assert (result["verdict"], result["worst"]) == ("holds", [])
+    chat, _ = json.loads(run_check(team, named, "--json").stdout)
+    assert len({re.search(r"session (\S+), editor", call["words"])[1] for call in chat["worst"]}) == 2
 
 
 def test_settings_that_only_one_agent_has_stay_as_recorded(tmp_path):
@@ -357,9 +346,9 @@ def test_settings_that_only_one_agent_has_stay_as_recorded(tmp_path):
     own.write_text("max_input_tokens = 60000\n[conversation]\ncompact_to = 0.7\n")
     changed = {}
     for path in (shared, own):
-        (result,) = json.loads(run_main(store.url, "--profile", "chat", "--check", str(path), "--json").stdout)
-        changed[path.stem] = result["played"]["all sessions"]["cost_percent"]["sessions"]
-    assert changed == {"shared": 1, "own": 0}, "the editor's window and depth are its own"
+        result, *_ = json.loads(run_check(store, path, "--json").stdout)
+        changed[path.stem] = len({call["words"].split(":")[0] for call in result["worst"]}) > 0
+    assert changed == {"shared": True, "own": False}, "the editor's window and depth are its own"
 
 
 def test_the_tuned_file_keeps_the_tables(team, tmp_path):
@@ -379,7 +368,7 @@ def test_a_policy_comes_to_the_same_whichever_is_played_first():
     def beside(first, second):
         with executor(1) as workers:
             tuner = Tuner([store.url], workers, base=first)
-            found = tuner.check(tuner.recordings("chat"), PackPolicy(**second.model_dump())).trials["all sessions"]
+            found, _ = tuner.check(tuner.recordings("chat"), Change(policy=PackPolicy(**second.model_dump())))
         return found.cost.mean, found.retention.mean
 
     early = base.changed(conversation={"compact_at": 0.6, "compact_to": 0.25})

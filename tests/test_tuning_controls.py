@@ -13,6 +13,7 @@ import pytest
 from recorded_sessions import RESEARCH, SMALL, STARVED, record, record_research
 
 from aether_context import PackPolicy, PackStore
+from aether_context.lab.tuning.simulation import Change
 from aether_context.lab.tuning.tuner import Tuner, executor, grid
 
 pytestmark = pytest.mark.slow
@@ -59,9 +60,9 @@ def test_a_spoilt_profile_is_repaired(recorded, workers):
     recordings = tuner.recordings("chat")
     verdict = tuner.tune(recordings, margin=MARGIN, spend=60)
     assert verdict.kind == "more kept", verdict
-    repaired = tuner.check(recordings, grid(STARVED)[verdict.chosen]).trials["all sessions"]
+    repaired = tuner.check(recordings, Change(policy=grid(STARVED)[verdict.chosen]))[0]
     # A check changes what a policy names, so the default names everything.
-    default = tuner.check(recordings, PackPolicy(**SMALL.model_dump())).trials["all sessions"]
+    default = tuner.check(recordings, Change(policy=PackPolicy(**SMALL.model_dump())))[0]
     assert default.retention.mean > 5
     assert repaired.retention.mean > default.retention.mean - MARGIN
 

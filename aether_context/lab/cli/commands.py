@@ -72,6 +72,12 @@ class _Amount(click.FloatRange):
         return number
 
 
+def _bound(context: click.Context, option: click.Parameter, text: str) -> float:
+    """A change with its sign, such as ``+2%`` or ``-1``."""
+    number: float = click.FLOAT(text.removesuffix("%"), option, context)
+    return number
+
+
 def _examples(*lines: str) -> str:
     """An epilog whose lines click does not wrap."""
     return "\n".join(["\b", "Examples:", *(f"  aether-context {line}" for line in lines)])
@@ -313,13 +319,11 @@ def preview_command() -> None:
     "tuning.tune",
     "tune -o policies",
     "tune --store s3://bucket/packs --profile research --spend 5 --scheduler tcp://scheduler:8786",
-    "tune --profile research --check policies/research.toml",
 )
 @click.argument("urls", nargs=-1, metavar="[STORE]...")
 @click.option("--store", "stores", multiple=True, metavar="URL", help="A store of packs; can be repeated.")
 @click.option("--profile", "profiles", multiple=True, help="A profile to tune; can be repeated; else all recorded.")
 @click.option("--from", "base", metavar="FILE|PROFILE", help="The policy to start from; else the recorded ones.")
-@click.option("--check", metavar="FILE|PROFILE", help="Only test this policy against the recordings.")
 @click.option("--seed", type=int, default=0, help="Seed of the halves and of the intervals.")
 @click.option("--margin", type=_Amount(0), default=1.0, help="Points of retention and percent of cost to disregard.")
 @click.option("--spend", type=_Amount(0), default=0.0, help="Percent of cost allowed for more retention.")
@@ -342,9 +346,39 @@ def tune_command() -> None:
     other cuts, and other numbers of memories. Settings in which agents differ stay as recorded. One policy is chosen on
     half of the sessions and tested on the other half, by cost, with cached input at the model's price, and by
     retention: the share of what answers used that was in the request. Whether an agent does its task is not measured.
+    """
 
-    With --check what the policy names changes, and all else stays as recorded, also the window of a model for which it
-    names none; the exit code is 1 where that is worse by more than the margin.
+
+@_command(
+    "tuning.check",
+    "check --policy policies/chat.toml",
+    "check --instruction new.txt --agent clerk --max-cost +5% --min-answered -2",
+    "check s3://bucket/packs --without-tool search_web --json",
+)
+@_store_option
+@click.option("--policy", metavar="FILE|PROFILE", help="What this policy names changes.")
+@click.option("--instruction", type=click.File(encoding="utf-8"), metavar="FILE", help="The instruction, filled in.")
+@click.option("--model", metavar="NAME", help="This model is called.")
+@click.option("--without-tool", "without", multiple=True, metavar="NAME", help="This tool goes; can be repeated.")
+@click.option("--agent", metavar="NAME", help="The agent that instruction, model and tools change for; else all.")
+@click.option("--max-cost", callback=_bound, metavar="PERCENT", default="+2%", help="Most change of a session's cost.")
+@click.option(
+    "--min-answered", callback=_bound, metavar="POINTS", default="-1", help="Least change of answered questions."
+)
+@click.option("--jobs", type=click.IntRange(min=1), metavar="N", help="Number of processes; by default one per core.")
+@_all_option
+@_json_option("A JSON list, an object for each profile.")
+def check_command() -> None:
+    """Builds recorded sessions again under a change, and fails where they cost more or know less by more than a bound.
+
+    Each session is simulated from its first call on, with the recorded answers, under what is recorded and under the
+    change. Without one, this version of the package is compared with what was recorded. A bound is passed where the
+    mean over sessions is beyond it with confidence, by a paired bootstrap. Cost is the price of requests, cached input
+    at the model's price for it; questions are those of `aether-context exam`, in percentage points.
+
+    The exit code is 1 where a bound is passed, more requests are larger than their window, or a session cannot be built
+    under the change; then the calls that changed most are shown. All that is not changed stays as recorded, also the
+    window of a model for which a policy names none.
     """
 
 

@@ -12,10 +12,15 @@ import tomli_w
 
 from aether_context import __version__
 from aether_context.canonical import JSON, hash_json, short
-from aether_context.lab.cli.terminal import FAILED, head, print_json, print_table, progress, say, say_error
+from aether_context.lab.cli import packs
+from aether_context.lab.cli.terminal import FAILED, NOT_THERE, head, print_json, print_table, progress, say, say_error
+from aether_context.lab.tuning.simulation import Change
 from aether_context.lab.tuning.tuner import Recordings, Tuner, executor, grid
-from aether_context.lab.tuning.verdict import Compared, TuningVerdict, adjusted
+from aether_context.lab.tuning.verdict import Compared, TuningVerdict, adjusted, checked
 from aether_context.policy import PackPolicy, differing, merged
+from aether_context.store import PackStore
+
+_MOST_CALLS = 5
 
 
 def tune(
@@ -23,7 +28,6 @@ def tune(
     stores: tuple[str, ...],
     profiles: tuple[str, ...],
     base: str | None,
-    check: str | None,
     seed: int,
     margin: float,
     spend: float,
@@ -35,14 +39,10 @@ def tune(
 ) -> int:
     urls = urls + stores or (os.environ.get("AETHER_CONTEXT_STORE") or "artifacts",)
     base_policy = None if base is None else PackPolicy.load(base)
-    checked_policy = None if check is None else PackPolicy.load(check)
     with executor(jobs, scheduler) as workers:
         tuner = Tuner(urls, workers, base=base_policy, seed=seed, advance=partial(progress, noun="sessions"))
         found = [tuner.recordings(profile) for profile in dict.fromkeys(profiles) or tuner.profiles]
-        if checked_policy is None:
-            verdicts = adjusted([tuner.tune(recordings, margin=margin, spend=spend) for recordings in found])
-        else:
-            verdicts = [tuner.check(recordings, checked_policy, margin=margin) for recordings in found]
+        verdicts = adjusted([tuner.tune(recordings, margin=margin, spend=spend) for recordings in found])
     results = list(zip(found, verdicts, strict=True))
     if as_json:
         print_json([_json(tuner, recordings, verdict) for recordings, verdict in results])
@@ -51,13 +51,36 @@ def tune(
             _show(tuner, recordings, verdict, everything)
         if output is not None and verdict.kind == "no change":
             say_error(f"no policy is written for {recordings.profile}: no change")
-        elif output is not None and checked_policy is None:
+        elif output is not None:
             output.mkdir(parents=True, exist_ok=True)
             path = output / f"{recordings.profile}.toml"
             origin = f"{', '.join(urls)}, seed {seed}, margin {margin:g}"
             path.write_text(policy_file(recordings, verdict, origin), encoding="utf-8")
             say_error(f"{path} holds the policy and what it stands on")
-    return FAILED if any(verdict.kind == "loses" for verdict in verdicts) else 0
+    return 0
+
+
+def check(
+    url: str, jobs: int | None, max_cost: float, min_answered: float, everything: bool, as_json: bool, **options: Any
+) -> int:
+    policy, instruction = options["policy"], options["instruction"]
+    options |= {"policy": policy and PackPolicy.load(policy), "instruction": instruction and instruction.read()}
+    urls = [packs.require(PackStore(url)).url]
+    with executor(jobs) as workers:
+        tuner = Tuner(urls, workers, advance=partial(progress, noun="sessions"))
+        all_recordings = [tuner.recordings(profile) for profile in tuner.profiles]
+        checks = [tuner.check(recordings, Change(**options)) for recordings in all_recordings]
+    verdicts = [checked(compared, max_cost, min_answered, len(checks)) for compared, _ in checks]
+    rows = list(zip(all_recordings, verdicts, (calls for _, calls in checks), strict=True))
+    if as_json:
+        print_json([_json(tuner, it, v) | {"worst": [call._asdict() for call in calls]} for it, v, calls in rows])
+    for recordings, verdict, calls in rows if not as_json else ():
+        _show(tuner, recordings, verdict, everything)
+        for call in calls[: None if everything else _MOST_CALLS * (verdict.kind == "loses")]:
+            say(f"  {call.words}")
+    if any(tuner.calls.values()) and any(verdict.kind == "loses" for verdict in verdicts):
+        return FAILED
+    return NOT_THERE if tuner.unusable else 0
 
 
 def _show(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict, everything: bool) -> None:
@@ -83,8 +106,9 @@ def _show(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict, everythi
 def _json(tuner: Tuner, recordings: Recordings, verdict: TuningVerdict) -> dict[str, JSON]:
     def figures(compared: Compared) -> dict[str, JSON]:
         means = {"cost_percent": compared.cost.to_json(), "retention_points": compared.retention.to_json()}
+        answered = {"answered_points": compared.answered.to_json()} if compared.answered.sessions else {}
         bill = {"bill_percent": compared.bill, "effective_sessions_of_bill": compared.weight}
-        return {**means, **bill, "sessions": compared.sessions}
+        return {**means, **answered, **bill, "sessions": compared.sessions}
 
     return {
         "profile": recordings.profile,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import chain, count, groupby
 from typing import Literal, TypeAlias, get_args
 
@@ -18,6 +19,7 @@ from aether_context.lab.exam.intervals import Interval, paired_difference
 from aether_context.lab.exam.questions import ADDRESS, KINDS, SOURCES, Question, questions, said
 from aether_context.lab.exam.recordings import (
     RecordedCall,
+    RecordedSession,
     SessionFolder,
     folders,
     recorded_sessions,
@@ -35,6 +37,8 @@ Mark: TypeAlias = Literal["answered", "found", "lost"]
 """``answered``: it stands in the request beside a word of its line; ``found``: it does not, and one search with the
 words that the model has then gives it; ``lost``: neither."""
 MARKS: tuple[Mark, ...] = get_args(Mark)
+Marker: TypeAlias = Callable[[Pack], Iterator[tuple[Question, Mark]]]
+"""Marks the questions of a call by a pack for it: those about what does not stand whole there."""
 ALL = "all"
 ROWS = (ALL, *KINDS, *SOURCES)
 """All questions, those of each kind, and those of each source."""
@@ -109,16 +113,26 @@ def mark_session(folder: SessionFolder, advance: Callable[[], object] = lambda: 
         replayer, stored = Replayer(folder.store), stored_texts(folder)
         for session in recorded_sessions(folder, replayer):
             marks.requests += len(session.calls)
-            for _, group in groupby(session.calls, key=lambda call: id(call.history)):
-                calls = list(group)
-                examiner = _Examiner(session.agent, calls, stored)
-                for number, call in enumerate(calls):
-                    if asked := examiner.asked.get(number):
-                        marks.marked += examiner.marked(call, replayer.replay(call.manifest).pack, asked)
-                    advance()
+            for call, mark in examined(session, stored):
+                marks.marked += mark(replayer.replay(call.manifest).pack) if mark else ()
+                advance()
     except AetherContextError as error:
         return f"{type(error).__name__}: {error}"
     return marks
+
+
+def examined(session: RecordedSession, stored: Mapping[str, str]) -> Iterator[tuple[RecordedCall, Marker | None]]:
+    """The calls of an agent's session, each with what marks a pack for it; None where nothing is asked.
+
+    Args:
+        stored: whole texts of which messages show extracts, by address.
+    """
+    for _, group in groupby(session.calls, key=lambda call: id(call.history)):
+        calls = list(group)
+        examiner = _Examiner(session.agent, calls, stored)
+        for number, call in enumerate(calls):
+            asked = examiner.asked.get(number)
+            yield call, partial(examiner.marked, call, asked) if asked else None
 
 
 class _Examiner:
@@ -147,7 +161,7 @@ class _Examiner:
         )
         self._past = list(past_lines(turns, agent, self._written)) if self.asked else []
 
-    def marked(self, call: RecordedCall, pack: Pack, asked: Sequence[Question]) -> Iterator[tuple[Question, Mark]]:
+    def marked(self, call: RecordedCall, asked: Sequence[Question], pack: Pack) -> Iterator[tuple[Question, Mark]]:
         """The questions of a call about what does not stand whole in its request, with their marks."""
         whole = {pack.source.request.positions[index] for index in pack.whole}
         text = request_text(pack)

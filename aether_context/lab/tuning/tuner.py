@@ -19,12 +19,11 @@ from aether_context.canonical import hash_text
 from aether_context.errors import MissingExtra, PackNotFound, PolicyError, StoreUnavailable
 from aether_context.lab.exam.intervals import LEAST_SESSIONS
 from aether_context.lab.exam.recordings import SessionFolder, folders, recorded_policies
-from aether_context.lab.tuning.simulation import Played, play
+from aether_context.lab.tuning.simulation import Change, ChangedCall, Played, play, play_change
 from aether_context.lab.tuning.verdict import (
     Compared,
     Outcomes,
     TuningVerdict,
-    checked,
     compare,
     decide,
     few_sessions,
@@ -180,11 +179,27 @@ class Tuner:
             return TuningVerdict(kind="no change", reason=few_sessions(recorded), trials=trials)
         return decide(trials, test, margin=margin, spend=spend)
 
-    def check(self, recordings: Recordings, policy: PackPolicy, *, margin: float = 1.0) -> TuningVerdict:
-        """Compares a policy with the base, over all sessions: what it names, on top of the base."""
-        policies = recordings.base, policy.over(recordings.base).for_profile(recordings.profile)
-        base_outcome, checked_outcome = self._play(recordings, [*recordings.searched, *recordings.tested], policies)
-        return checked(compare(base_outcome, checked_outcome, self._seed), margin)
+    def check(self, recordings: Recordings, change: Change) -> tuple[Compared, list[ChangedCall]]:
+        """Compares all sessions with what they are after a change; with the calls that it alters, the worst first."""
+        outcomes, calls = (dict[SessionFolder, Played](), dict[SessionFolder, Played]()), list[ChangedCall]()
+        profile, base, other_policies = recordings.profile, recordings.base, self._other_policies(recordings)
+        act = partial(play_change, change=change, profile=profile, base=base, other_policies=other_policies)
+        for folder, played in self._each(act, recordings.searched + recordings.tested):
+            if isinstance(played, str):
+                self.unusable[folder.name] = played
+                continue
+            outcomes[0][folder], outcomes[1][folder], altered = played
+            calls += altered
+            self._count(profile, outcomes[1][folder])
+        calls.sort(key=lambda call: (-len(call.lost_texts), -call.cost, call.pack_id))
+        return compare(*outcomes, self._seed, frozenset(outcomes[0])), calls
+
+    def _other_policies(self, recordings: Recordings) -> Sequence[PackPolicy] | None:
+        return recordings.others if self._base is None else None
+
+    def _count(self, profile: str, played: Played) -> None:
+        self.calls[profile] += len(played.kept)
+        self.same[profile] += played.same
 
     def _each(
         self, act: Callable[[SessionFolder], _Result], picked: Sequence[SessionFolder]
@@ -200,14 +215,12 @@ class Tuner:
     ) -> list[Outcomes]:
         """The results of sessions under each policy, the base first."""
         outcomes: list[dict[SessionFolder, Played]] = [{} for _ in policies]
-        others = recordings.others if self._base is None else None
-        act = partial(play, profile=recordings.profile, policies=policies, others=others)
+        act = partial(play, profile=recordings.profile, policies=policies, others=self._other_policies(recordings))
         for folder, played in self._each(act, picked):
             if isinstance(played[0], str):
                 self.unusable[folder.name] = played[0]
                 continue
-            self.calls[recordings.profile] += len(played[0].kept)
-            self.same[recordings.profile] += played[0].same
+            self._count(recordings.profile, played[0])
             for outcome, result in zip(outcomes, played, strict=True):
                 outcome |= {} if isinstance(result, str) else {folder: result}
         return list(outcomes)
