@@ -26,7 +26,7 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 28_620,
+    "code": 28_720,
     "code that a call can run": 22_640,
     "homonyms": 0,
     "clauses%": 3.0,

@@ -65,13 +65,13 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
         raise PackNotFound(f"no packs{whose(session=session)} in {store.url}")
     if pack is None or not is_number:
         return newest[0]
-    if place := _numbered(store, int(pack), newest[0], session):
-        return place
+    if path := _numbered(store, int(pack), newest[0], session):
+        return path
     try:
         return store.find(pack)  # by the beginning of a hash
     except PackNotFound as error:
-        asked = f"session {session!r}" if session is not None else "the session of the newest pack"
-        raise PackNotFound(f"{error}; {asked} has no call {pack}, --session names another") from error
+        owner = f"session {session!r}" if session is not None else "the session of the newest pack"
+        raise PackNotFound(f"{error}; {owner} has no call {pack}, --session names another") from error
 
 
 def _numbered(store: PackStore, number: int, newest: str, session: str | None) -> str:
