@@ -171,7 +171,7 @@ class Learning:
         loss = cache_loss(earlier, cached, pack.prefix, READERS) if answered not in ("", name) else None
         if loss is not None:
             trace_loss(loss)
-        if loss is not None and loss.breaker in MENDABLE:
+        if loss is not None and loss.breaker in MENDABLE and usage.cached_tokens is not None:
             self._parts.failures.warn_once(_CACHE_LOST.format(identity.session))
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:

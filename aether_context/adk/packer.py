@@ -90,6 +90,7 @@ class RequestPacker:
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         state = self._state(callback_context)
+        state.is_answering = True
         first = self._failures.guarded(partial(FirstTry, llm_request), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
@@ -110,6 +111,7 @@ class RequestPacker:
                 answer = await self._pack_plainly(callback_context, llm_request, state, span.error)
             if answer is None:
                 self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
+            state.is_answering = answer is None
             return answer
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
@@ -121,6 +123,7 @@ class RequestPacker:
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
+                state.is_answering = False
                 await self._learning.learn_answer(callback_context, state.last, llm_response)
         except BaseException as error:
             self._failures.caught(error)
@@ -142,6 +145,8 @@ class RequestPacker:
         except BaseException as raised:
             self._failures.caught(raised)
             return None
+        finally:
+            state.is_answering = False
 
     async def _second_try(
         self, context: CallbackContext, sent_request: LlmRequest, state: AgentState, first: FirstTry, limits: Limits

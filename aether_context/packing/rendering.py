@@ -9,7 +9,7 @@ from itertools import compress
 from operator import attrgetter
 
 from aether_context.canonical import hash_text, short
-from aether_context.conversation import normalize
+from aether_context.conversation import normalize, strategies_of
 from aether_context.conversation.content_json import content_of_parts
 from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.strategy import summary_content
@@ -488,14 +488,19 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
         shared += draft.counter.count(summary_message(summary))
     if shared_blocks == len(previous_blocks):
         return Prefix(shared_tokens=shared, broken_by=None)
-    # A content that goes out whole, and was never a packed message, is as the host has it: then the host changed it.
-    first_whole = (item.origin for item in contents[max(0, shared_blocks - head) :][:1] if item.form == "whole")
+    # A content before the request that goes out whole, and was never a packed message, is as the host has it: then the
+    # host changed it, unless a strategy hides turns that may come back.
+    hides = any(strategy.early for strategy in strategies_of(draft.policy.conversation))
+    differing = contents[max(0, shared_blocks - head) :][: not hides]
+    end = source.request.request_index or 0
+    first_whole = (item.origin for item in differing if item.form == "whole" and item.origin < end)
     packed_messages = {message.of for message in source.epoch.payloads}
     causes: dict[PrefixBreak, bool] = {
         "system_changed": previous.system.digest != sent_request.system.digest,
         "tools_changed": [tool.digest for tool in previous.tools] != [tool.digest for tool in sent_request.tools],
         "cut": was_cut,
-        "history_rewritten": source.request.rewritten
+        # An agent that is shown its request alone has no history.
+        "history_rewritten": (source.request.rewritten and end > 0)
         or any(at >= 0 and source.request.contents[at].digest not in packed_messages for at in first_whole),
         "new_invocation": source.request.first_call,
         "payload_changed": True,

@@ -140,7 +140,7 @@ class AgentState:
 
     ``cache`` holds what packs derived of its conversation. ``archived_end`` is the first content of its history that
     was not queued for the store; ``growth`` by how much its session grows, as the named invocation found it. ``size``
-    are the bytes that it takes, about.
+    are the bytes that it takes, about; ``is_answering`` is set from a request on until the model's answer is known.
     """
 
     key: AgentKey
@@ -152,6 +152,7 @@ class AgentState:
     archived_end: int = 0
     growth: tuple[str, int | None] = ("", None)
     size: int = 0
+    is_answering: bool = False
 
     def measure(self, pack: Pack) -> None:
         """Takes the state's size after a pack."""
@@ -180,11 +181,11 @@ class AgentStates:
         restart; one whose model has yet to answer keeps the pack that it answers."""
         states = self._states.values()
         excess = sum(state.size for state in states) - _MOST_BYTES
-        for state in states[:-1]:
+        for state in (state for state in states[:-1] if state.size):
             if excess <= 0:
                 return
             excess -= state.size
-            if state.first_try is None:
+            if not state.is_answering:
                 self._states.pop(state.key)
             else:
                 state.history, state.contents, state.cache = None, AgentContents(), TokenCache(self._cache)

@@ -124,7 +124,7 @@ def anchors_of(
             anchors.append(Anchor(place=positions[at], kind="instruction_anchor", priority=rank, description=words))
 
     values = call.state.get(ANCHORS) if priority else None
-    items = values[:_MOST_MARKS] if isinstance(values, (list, tuple)) else [values] if values else []
+    items = values[-_MOST_MARKS:] if isinstance(values, (list, tuple)) else [values] if values else []
     marks = [valid(_MARK, {"event": item} if isinstance(item, str) else item) for item in items]
     problems += [f"state {ANCHORS}.{at} was ignored: {_FORM}" for at, mark in enumerate(marks) if mark is None]
     for mark in filter(None, marks):

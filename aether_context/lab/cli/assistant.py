@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import logging
 from collections.abc import Callable, Mapping
 from contextlib import redirect_stderr, redirect_stdout
 from threading import Lock
@@ -30,6 +31,7 @@ def serve_tools(url: str) -> None:
         from mcp.types import ToolAnnotations
     except ImportError as error:
         raise MissingExtra("mcp", "a store as tools of an assistant") from error
+    logging.getLogger("mcp").setLevel(logging.CRITICAL)  # its lines would stand in the answers
     server = MCPServer("aether-context", instructions=main.help)
     for name, tool in tools(url).items():
         annotations = ToolAnnotations.model_validate({"readOnlyHint": True})
@@ -53,14 +55,14 @@ def tools(url: str) -> Mapping[str, Callable[..., str]]:
     def list_(session: str = "", limit: int = 50) -> str:
         return run("list", session=session, limit=limit)
 
-    def inspect(call: str = "latest", session: str = "") -> str:
-        return run("inspect", call, session=session)
+    def inspect(call: str | int = "latest", session: str = "") -> str:
+        return run("inspect", str(call), session=session)
 
     def why(text: str, session: str = "", agent: str = "", call: int = 0) -> str:
         return run("why", text, session=session, agent=agent, call=call)
 
-    def diff(call: str = "latest", other: str = "", session: str = "") -> str:
-        return run("diff", call, other, session=session)
+    def diff(call: str | int = "latest", other: str | int = "", session: str = "") -> str:
+        return run("diff", str(call), str(other), session=session)
 
     def usage(session: str = "", by: Literal["agent", "day", "model", "session", "tool"] = "agent") -> str:
         return run("usage", session=session, by=by)

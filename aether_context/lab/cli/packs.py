@@ -22,6 +22,8 @@ from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
 """Digits of a call's number; what has more is a hash."""
+_LEAST_DIGITS = 4
+"""Digits of a number that no call has from which on it is taken for the beginning of a hash."""
 _MOST_STEPS = 8
 """So often a call is looked for where its number says, from the newest one on; then in all of the session."""
 _COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">tokens / window", ">cost")
@@ -67,11 +69,12 @@ def find(store: PackStore, pack: str | None, session: str | None = None) -> str:
         return newest[0]
     if path := _numbered(store, int(pack), newest[0], session):
         return path
-    try:
-        return store.find(pack)  # by the beginning of a hash
-    except PackNotFound as error:
-        owner = f"session {session!r}" if session is not None else "the session of the newest pack"
-        raise PackNotFound(f"{error}; {owner} has no call {pack}, --session names another") from error
+    if session is None and len(pack) >= _LEAST_DIGITS:
+        return store.find(pack)
+    owner = f"session {session!r}" if session is not None else "the session of the newest pack"
+    raise PackNotFound(
+        f"{owner} has no call {pack}: `{store.command('list')}` shows what is there, --session names another"
+    )
 
 
 def _numbered(store: PackStore, number: int, newest: str, session: str | None) -> str:
@@ -86,7 +89,7 @@ def _numbered(store: PackStore, number: int, newest: str, session: str | None) -
             if not (ahead := store.read(places[at]).number - number):
                 return places[at]
             at = at - ahead if at >= ahead else len(places)
-    return next((path for path in reversed(places) if store.read(path).number == number), "")
+    return next((path for path in reversed(store.listed(*owner)) if store.read(path).number == number), "")
 
 
 def locate(url: str, pack: str | None, session: str | None = None) -> tuple[PackStore, str]:

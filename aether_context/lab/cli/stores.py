@@ -107,7 +107,7 @@ def _owner_of(store: PackStore, app: str | None, user: str | None, session: str)
         PolicyError: several have it.
     """
     whose = packs.whose(app=app, user=user, session=session)
-    sessions = {place.rpartition("/packs/")[0]: place for place in packs.require(store).places(app, user, session)}
+    sessions = {place.rpartition("/packs/")[0]: place for place in packs.require(store).listed(app, user, session)}
     owners = sorted(store.read(place).session_key[:2] for place in sessions.values())
     if not owners:
         raise PackNotFound(f"no packs{whose} in {store.url}: name --app and --user, too, to delete what else is there")

@@ -41,11 +41,12 @@ class SessionFolder:
 
 def folders(stores: Sequence[PackStore | str], **selection: str | None) -> list[SessionFolder]:
     """The sessions of stores, by their URLs or as they are; all or those of an app, a user or a session."""
+    whose = [selection.get(name) for name in ("app", "user", "session")]
     opened = [PackStore(store) if isinstance(store, str) else store for store in dict.fromkeys(stores)]
     return [
         SessionFolder(url=url, places=tuple(places), options=store.files.options)
         for url, store in {store.url: store for store in opened}.items()
-        for _, places in groupby(sorted(store.places(**selection)), key=lambda place: place.rpartition("/")[0])
+        for _, places in groupby(sorted(store.listed(*whose)), key=lambda place: place.rpartition("/")[0])
     ]
 
 

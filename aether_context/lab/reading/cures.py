@@ -81,7 +81,7 @@ class Cures:
                     )
                     costs[name] = cost
                     break
-        rest = f"; {untried} more were not tried, for which the command has --all" if untried else ""
+        rest = f"; {untried} more were not tried: they would take more packs" if untried else ""
         if self._packs_left == most_packs:
             return f"no setting was tried: each takes {len(calls):,} packs{rest}"
         if not costs:

@@ -14,6 +14,7 @@ from aether_context.errors import AetherContextError
 from aether_context.evidence.record import READERS
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession, folders, recorded_sessions
 from aether_context.lab.reading.cures import Cures
+from aether_context.pack import OBSERVE
 from aether_context.retrieval.terms import query_terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
@@ -78,10 +79,14 @@ def _of_session(session: RecordedSession) -> Iterator[Regret]:
     cut_at = dict[int, int]()
     for previous, call in pairwise((None, *session.calls)):
         assert call is not None
+        if call.manifest.arm == OBSERVE:  # it was sent as it came
+            continue
+        cut = [at for at in range(call.length) if not is_live(call.manifest.epoch, at)]
+        # What a rewind or a later cut brought back stands again.
+        cut_at = {at: cut_at[at] for at in cut if at in cut_at}
         if previous is not None and call.manifest.first_call and call.request_index is not None:
             yield from _said_again(call, previous.manifest, call.request_index, cut_at)
-        new = (at for at in range(call.length) if at not in cut_at and not is_live(call.manifest.epoch, at))
-        cut_at |= dict.fromkeys(new, call.manifest.number)
+        cut_at |= {at: call.manifest.number for at in cut if at not in cut_at}
         if cut_at and any(content.calls for content in call.answer):
             yield from _asked_again(call, cut_at)
 

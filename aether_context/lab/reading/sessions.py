@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
+from functools import partial
 
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, PackNotFound
@@ -33,7 +34,7 @@ def session_packs(
     concurrent = sorted(
         (path for path in heads if write_time(places[0]) <= write_time(path) <= write_time(places[-1])), key=write_time
     )
-    for manifest in store.files.at_once(store.read, concurrent):
+    for manifest in filter(None, store.files.at_once(partial(_read, store), concurrent)):
         if manifest.caller in keys:
             keys[manifest.session_key] = None
     manifests = [manifest for key in keys for manifest in store.manifests(*key)]
@@ -42,6 +43,13 @@ def session_packs(
         manifests or store.manifests(app, user, session),
         key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id),
     )
+
+
+def _read(store: PackStore, path: str) -> Manifest | None:
+    """The manifest of a pack's folder; None where it is not there, or not yet."""
+    with suppress(PackNotFound):
+        return store.read(path)
+    return None
 
 
 def _folder(path: str) -> str:
