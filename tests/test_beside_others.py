@@ -92,7 +92,11 @@ def recorded(chat: Chat) -> list[str]:
 
 @pytest.mark.parametrize("place", ["before", "behind"])
 @pytest.mark.parametrize("name", PLUGINS)
-def test_runs_end_alike_and_every_call_has_its_pack(name: str, place: str, tmp_path: Path) -> None:
+def test_runs_end_alike_and_every_call_has_its_pack(
+    name: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # What it wraps, in all modules of this process, is as it was for the tests behind this one.
+    monkeypatch.setattr("google.adk.plugins.auto_tracing_plugin.setattr", monkeypatch.setattr, raising=False)
     chat, events = talked(PLUGINS[name](tmp_path), place)
     parts = [part for event in events if event.content and event.is_final_response() for part in event.content.parts]
     assert [part.text for part in parts] == [f"answer {at}" for at in range(TURNS)]

@@ -24,7 +24,7 @@ from aether_context.conversation.extracts import shorten_part
 from aether_context.pack import Content, ContentForm
 from aether_context.policy import ConversationSettings
 from aether_context.store import Manifest
-from aether_context.text.entities import mentions
+from aether_context.text import entities
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
 
@@ -219,13 +219,21 @@ def test_a_summary_that_is_sent_once_stays_where_a_cut_only_shortened_a_result()
     assert has_summary == sorted(has_summary)
 
 
-def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records() -> None:
-    chat, reads = Chat(policy=PackPolicy(max_input_tokens=2_500)), [mentions.cache_info().misses]
+def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    read = list[Content]()
+
+    def parts_of(content: Content) -> Any:
+        read.append(content)
+        return parts(content)
+
+    parts = entities._parts_with_rank
+    monkeypatch.setattr(entities, "_parts_with_rank", parts_of)
+    chat, reads = Chat(policy=PackPolicy(max_input_tokens=2_500)), [0]
     for number in range(24):
         chat.say(
             f"Order A-{number}{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 20
         )
-        reads.append(mentions.cache_info().misses)
+        reads.append(len(read))
     each = zip(chat.manifests(), itertools.pairwise(reads), strict=True)
     reads_at_cut = [later - earlier for manifest, (earlier, later) in each if was_cut(manifest)]
     assert reads_at_cut
