@@ -61,7 +61,6 @@ _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
 _STORE_SECONDS = 0.4
-_SEEN_SECONDS = 300.0
 _CALM_SECONDS = 60.0
 """Failures that are less apart are one outage, and one line in the log."""
 
@@ -119,8 +118,6 @@ class Recorder:
         self._unanswered: LRUCache[CallKey, Manifest] = LRUCache(_MOST_CHAINS)
         self._newest: LRUCache[SessionKey, _Newest] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[SessionKey, _Written] = LRUCache(_MOST_CHAINS)
-        self._seen: LRUCache[SessionKey, float] = LRUCache(_MOST_CHAINS)
-        """When the files of a session that this process wrote to were there last, by the monotonic clock."""
         self._first_numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
         self._artifacts: LRUCache[SessionKey, set[str]] = LRUCache(_MOST_CHAINS)
         self._masked = MaskedPacks()
@@ -183,7 +180,6 @@ class Recorder:
                 recording = recording.changed(pack_id=manifest.pack_id)
             self._tips[agent_key(identity)] = identity.invocation, recording.tip
             self._written[session] = _Written(position.number, manifest.digest, outcome_hash)
-            self._seen.setdefault(session, time.monotonic())
             self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
             if outcome is None:
                 self._unanswered[of_call] = manifest
@@ -228,11 +224,6 @@ class Recorder:
                 position = Position(manifest.number, manifest.turn)
                 return newest._replace(position=position, pack_id=manifest.pack_id, invocation=manifest.invocation)
         return newest
-
-    def _was_seen(self, session: SessionKey) -> bool:
-        """Tells whether a session's files are taken to be there, since they were minutes ago: to look is a request."""
-        is_remote = self._spooled is not None and not self._spooled.is_local
-        return is_remote and time.monotonic() - self._seen.get(session, -_SEEN_SECONDS) < _SEEN_SECONDS
 
     def _pack_before(self, session: SessionKey, newest: _Newest) -> _Written:
         """The pack with the number before, by what this process wrote, or by what the store holds of another's."""
@@ -285,9 +276,7 @@ class Recorder:
             if manifest is not None and of_call in self._outcomes:
                 last = self._written.get(manifest.session_key, _Written())
                 try:
-                    is_there = self._was_seen(manifest.session_key)
-                    outcome_hash = self.store.write_outcome(manifest, self._outcomes[of_call], is_new=is_there)
-                    last = last._replace(outcome=outcome_hash)
+                    last = last._replace(outcome=self.store.write_outcome(manifest, self._outcomes[of_call]))
                 except PackNotFound:  # it was forgotten meanwhile
                     self._tips.pop(agent_key(identity), None)
                     self._note_gone(manifest.session_key, manifest.number + 1)
@@ -319,8 +308,8 @@ class Recorder:
 
         Where a write was set aside or is refused all chains begin anew. Whether the last pack and the oldest segment
         that it needs are still there, and were not forgotten by another process or by a rule of the store, is looked at
-        once an invocation, in a store that is no folder not more often than each five minutes; where the store does not
-        say, the pack is whole, since one that needs what is gone can never be built again.
+        once an invocation; where the store does not say, the pack is whole, since one that needs what is gone can never
+        be built again.
         """
         missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
@@ -332,13 +321,12 @@ class Recorder:
         invocation, tip = chain_head
         session = (identity.app, identity.user, identity.session)
         folder = self.store.files.place(*session)
-        if invocation == identity.invocation or self._was_seen(session):
+        if invocation == identity.invocation:
             return tip
         try:  # a store that is spared is asked, too
             oldest = min({*tip.chain, *tip.texts.values()})
             ends = {oldest: f"{LOG}/{oldest}", tip.chain[-1]: f"packs/{tip.pack_id}/{MANIFEST}"}
             if all(self.store.files.get(f"{folder}/{name}", 1) for name in ends.values()):
-                self._seen[session] = time.monotonic()
                 return tip
         except StoreError:
             return None
