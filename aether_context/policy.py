@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from decimal import Decimal
 from functools import cache, cached_property
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, Self, TypeAlias
+from typing import Annotated, Any, ClassVar, Final, Literal, Self, TypeAlias
 
 from pydantic import (
     BaseModel,
@@ -159,6 +159,8 @@ ANCHOR_PRIORITIES: Mapping[AnchorKind, int] = {
     "custom": 40,
 }
 """The priorities of messages that are kept longer than others; see `ConversationSettings.anchors`."""
+KEPT_PRIORITY: Final = 1_000
+"""That of results under ``keep``, of what `pin` names, and of what an app keeps at a cut."""
 
 
 def _as_names(value: object) -> object:

@@ -45,7 +45,7 @@ from aether_context.errors import StoreError
 from aether_context.evidence import EvidenceRecord, StoredResult, evidence_key, extractor_of, offload
 from aether_context.evidence.media import Medium, clear_media, is_clear, mark, masked, media_in, record_of, with_marks
 from aether_context.evidence.offload import CITE_KEY, free_key, is_error, naming_past, stored_bytes, superseding
-from aether_context.evidence.record import READ, SEARCH, size_words, with_summary
+from aether_context.evidence.record import READERS, size_words, with_summary
 from aether_context.evidence.show import MEDIA_TYPES, UNSHORTENED, is_text, summary_of
 from aether_context.pack import LEAST_WINDOW_READ, Candidate, Pack, Unseen, is_unseen, medium_place
 from aether_context.policy import OffloadSettings, PackPolicy
@@ -65,7 +65,7 @@ _HEAD_CHARACTERS = 1.0
 _OWN_TOOLS = ["find_tools", "keep_evidence", "record_decision", "record_entity", "remember", "remember_note"]
 _OWN_TOOLS += ["correct_memory", "cut_now"]
 """The other tools of this package. Their answers are no evidence, and the agent that comes to one may lack the tool."""
-ALL_OWN_TOOLS = frozenset({READ, SEARCH, *OWN_TOOLS, *_OWN_TOOLS})
+ALL_OWN_TOOLS = READERS.union(OWN_TOOLS, _OWN_TOOLS)
 _MOST_FOCUSED = 24
 """Stored results, the latest ones, that are read again for lines that answer a request: each takes 1 to 15 ms."""
 _MOST_COUNTED = 50_000
@@ -125,7 +125,7 @@ class Offloader:
         settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
         # A tool of such a name that is not marked as this package's is the app's.
-        stays = {READ, SEARCH, *(ALL_OWN_TOOLS - tools.keys()), *essential_names(call.request)}
+        stays = {*READERS, *(ALL_OWN_TOOLS - tools.keys()), *essential_names(call.request)}
         stays |= instructing_tools(call.request, call.policy).keys()
         # A step that needs evidence can be met by any result, so a short one has an address as well.
         needs_proof = _needs_proof(call)
@@ -399,7 +399,7 @@ class Offloader:
     def _shown_of(self, answer: types.FunctionResponse, results: _Results) -> types.FunctionResponse | None:
         """A response with marks and extracts in the place of what is in the store; None where it stays as it is."""
         name = answer.name or ""
-        if name in (READ, SEARCH) or name in results.instructs:
+        if name in READERS or name in results.instructs:
             return None
         host_response: dict[str, Any] = answer.response or {}
         response, marks, unmarked = host_response, [], list(answer.parts or ())

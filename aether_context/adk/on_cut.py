@@ -12,13 +12,12 @@ from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.conversation.turns import Unit, units
 from aether_context.pack import Anchor, Pack
 from aether_context.packing.draft import occurrence_keys
+from aether_context.policy import KEPT_PRIORITY
 
 _SECONDS = 2.0
 _FIRST_WORDS = 160
-_KEPT_SHARE = 4
-"""What is kept takes at most this part of the window."""
-_PRIORITY = 1_000
-"""The priority as an anchor of what is kept."""
+_KEPT_SHARE = 0.25
+"""The most that is kept, as a share of the window."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ class UpcomingCut:
     def __init__(self, pack: Pack) -> None:
         self.app, self.user, self.session, self.invocation, self.agent = pack.identity[:5]
         self.entries = tuple(_entries(pack))
-        self.room = pack.source.window // _KEPT_SHARE
+        self.room = int(_KEPT_SHARE * pack.source.window)
         self._kept: dict[int, CutEntry] = {}
 
     @property
@@ -80,7 +79,7 @@ class UpcomingCut:
     def anchors(self) -> list[Anchor]:
         """What is kept, as anchors of the conversation."""
         words = "kept by on_cut"
-        return [Anchor(place=index, kind="custom", priority=_PRIORITY, description=words) for index in self._kept]
+        return [Anchor(place=index, kind="custom", priority=KEPT_PRIORITY, description=words) for index in self._kept]
 
 
 OnCut: TypeAlias = Callable[[UpcomingCut], str | Awaitable[str | None] | None]

@@ -41,11 +41,9 @@ from aether_context.packing.demand import latest_turn_tokens, reserves_latest_tu
 from aether_context.packing.draft import Draft, item_place
 from aether_context.packing.epoch_state import without_unseen
 from aether_context.packing.payload import results_in
+from aether_context.policy import KEPT_PRIORITY
 from aether_context.tokens.counters import takes_media
 from aether_context.usage.calibration import countable, estimated
-
-_KEPT_PRIORITY = 1_000
-"""The priority as an anchor of a result that the policy keeps."""
 
 
 def trim_early(draft: Draft) -> None:
@@ -241,7 +239,7 @@ def results_to_keep(draft: Draft) -> Iterator[tuple[int, str, str, bool]]:
 def _anchors(draft: Draft) -> tuple[Anchor, ...]:
     """The contents that the host or its user marked, and the results that the policy keeps."""
     places = {draft.input.request.positions[at] for at, _, _, fits in draft.kept_results if fits}
-    results = [Anchor(place=at, kind="custom", priority=_KEPT_PRIORITY, description="kept result") for at in places]
+    results = [Anchor(place=at, kind="custom", priority=KEPT_PRIORITY, description="kept result") for at in places]
     return ranked_anchors([*draft.input.host.anchors, *results])
 
 

@@ -22,7 +22,7 @@ from typing import NamedTuple
 
 from aether_context.conversation.content_json import content_of_parts, text_part
 from aether_context.evidence.offload import ARTIFACT_KEY
-from aether_context.evidence.record import READ, SEARCH, STORED
+from aether_context.evidence.record import READERS, STORED
 from aether_context.pack import (
     UNTIL,
     AcceptanceItem,
@@ -360,7 +360,7 @@ def answers_in(content: Content, *, is_told: bool = False) -> list[str]:
     Args:
         is_told: whether the message tells calls and responses in one text.
     """
-    texts = [text for name, text in results_in(content) if name not in (READ, SEARCH)]
+    texts = [text for name, text in results_in(content) if name not in READERS]
     return [*texts, content.text] if is_told else texts
 
 
@@ -391,7 +391,7 @@ def _words(text: str) -> frozenset[str]:
 
 def offloaded_to(content: Content) -> str:
     """The address of all of a tool's result, where an extract came in its place; empty where none did."""
-    responses = (part.text.partition(_OFFLOADED) for part in content.responses if part.name not in (READ, SEARCH))
+    responses = (part.text.partition(_OFFLOADED) for part in content.responses if part.name not in READERS)
     return next((uri for _, key, rest in responses if key for uri in artifact_uris(key + rest)), "")
 
 

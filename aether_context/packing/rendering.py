@@ -15,7 +15,7 @@ from aether_context.conversation.epoch import as_ranges, is_live
 from aether_context.conversation.strategy import summary_content
 from aether_context.conversation.summary import summary_message
 from aether_context.conversation.turns import units
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READERS
 from aether_context.pack import (
     Accuracy,
     Block,
@@ -202,7 +202,7 @@ def _whole_history_tokens(draft: Draft) -> int:
     # take the texts of every pack of the session.
     source, counter = draft.input, draft.counter
     request = source.request
-    tools = [tool for tool in request.tools if tool.name not in (READ, SEARCH)]
+    tools = [tool for tool in request.tools if tool.name not in READERS]
     head = sum(counter.head(request.system, tools, request.other_tools))
 
     def without_reading(contents: Sequence[Content], sizes: Sequence[int]) -> list[int]:
@@ -216,7 +216,7 @@ def _whole_history_tokens(draft: Draft) -> int:
 def _of_readers(content: Content) -> bool:
     """Tells whether a content is calls of the tools that read evidence, or what they gave, and nothing else."""
     names = {part.name for part in (*content.calls, *content.responses)} | {quote.name for quote in content.quotes}
-    return bool(names) and names <= {READ, SEARCH}
+    return bool(names) and names <= READERS
 
 
 def _reason(draft: Draft) -> EpochReason | None:
@@ -493,7 +493,6 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
     hides = any(strategy.early for strategy in strategies_of(draft.policy.conversation))
     differing = contents[max(0, shared_blocks - head) :][: not hides]
     end = source.request.request_index or 0
-    first_whole = (item.origin for item in differing if item.form == "whole" and item.origin < end)
     packed_messages = {message.of for message in source.epoch.payloads}
     causes: dict[PrefixBreak, bool] = {
         "system_changed": previous.system.digest != sent_request.system.digest,
@@ -501,7 +500,10 @@ def _prefix(draft: Draft, sent_request: Sent, contents: Sequence[Outgoing]) -> P
         "cut": was_cut,
         # An agent that is shown its request alone has no history.
         "history_rewritten": (source.request.rewritten and end > 0)
-        or any(at >= 0 and source.request.contents[at].digest not in packed_messages for at in first_whole),
+        or any(
+            item.form == "whole" and 0 <= item.origin < end and item.raw.digest not in packed_messages
+            for item in differing
+        ),
         "new_invocation": source.request.first_call,
         "payload_changed": True,
     }

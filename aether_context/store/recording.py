@@ -16,7 +16,7 @@ from pydantic import TypeAdapter
 
 from aether_context.canonical import canonical_json, fold, hash_json, hash_text, short
 from aether_context.conversation.epoch import as_ranges
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READERS
 from aether_context.pack import (
     NOTHING,
     Candidate,
@@ -186,7 +186,7 @@ def record(
     allocation = pack.allocation
     final_tokens = sum(layer.final for layer in allocation.layers.values())
     budget_base = max(allocation.window + max(0, allocation.spare_tokens), final_tokens)
-    own_tools = (tool.digest for tool in request.tools if tool.name not in (READ, SEARCH))
+    own_tools = (tool.digest for tool in request.tools if tool.name not in READERS)
     host = fold((request.system, *own_tools, *request.other_tools))
     breaks = request.rewritten or (tip is not None and tip.host != host)
     verdict, checksum = pack.verdict, pack.checksum

@@ -17,7 +17,7 @@ from aether_context.adk.request.reader import Reader, additions
 from aether_context.adk.session import Records
 from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READERS
 from aether_context.pack import Candidate, Host, Identity, Request
 from aether_context.usage.prices import cached_share
 
@@ -82,7 +82,7 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
         can_mask="gemini" in call.model and takes.names,
         can_find=takes.functions and takes.is_free,
         forced=takes.forced,
-        can_read=any(tool.essential and tool.name in (READ, SEARCH) for tool in head.tools),
+        can_read=any(tool.essential and tool.name in READERS for tool in head.tools),
         asked=by_hand["id"][:200] if isinstance(by_hand.get("id"), str) else "",
         window_mark=window.mark,
         most_window=window.max_tokens,

@@ -22,10 +22,10 @@ from aether_context.adk.session import ANCHORS, Records
 from aether_context.conversation import ranked_anchors, registered_anchors, selected
 from aether_context.conversation.turns import is_human
 from aether_context.pack import Anchor, Content, Pack, valid
+from aether_context.policy import KEPT_PRIORITY
 
 CUT = "aether:cut"
 _MOST_MARKS = 200
-_PINNED = 1_000
 
 
 class _Mark(BaseModel):
@@ -52,7 +52,7 @@ def cut_now(session: Session) -> Event:
     return Event(author="user", actions=EventActions(state_delta={CUT: {"session": session.id, "id": last}}))
 
 
-def pin(session: Session, what: Event | str, priority: int = _PINNED) -> Event:
+def pin(session: Session, what: Event | str, priority: int = KEPT_PRIORITY) -> Event:
     """The event that keeps a message of a session through cuts, as far as the window has room for it.
 
         await service.append_event(session, pin(session, "Never touch the ledger"))

@@ -5,7 +5,6 @@ from __future__ import annotations
 from decimal import Decimal
 
 from aether_context.canonical import JSON
-from aether_context.errors import PackNotFound
 from aether_context.lab.cli import packs
 from aether_context.lab.cli.terminal import NOT_THERE, head, one_line, print_json, say, say_error
 from aether_context.lab.reading.regrets import Regret, regrets
@@ -16,9 +15,8 @@ _MOST_PACKS = 500
 
 
 def show_regrets(url: str, *, as_json: bool, **selection: str | None) -> int:
-    store, listed, problems = packs.require(PackStore(url)), list[Regret](), list[str]()
-    if not next(iter(store.listed(**selection, newest=1)), None):
-        raise PackNotFound(f"no packs{packs.whose(**selection)} in {url}")
+    store, listed, problems = PackStore(url), list[Regret](), list[str]()
+    packs.selected_packs(store, newest=1, **selection)
     for regret in regrets(store, most_packs=_MOST_PACKS, **selection):
         if isinstance(regret, str):
             problems.append(regret)

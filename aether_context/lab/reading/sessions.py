@@ -8,7 +8,7 @@ from functools import partial
 
 from aether_context.conversation.content_json import content_from_wire
 from aether_context.errors import AetherContextError, PackNotFound
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READERS
 from aether_context.pack import Part
 from aether_context.store import Manifest, PackStore
 from aether_context.store.index import write_time
@@ -64,12 +64,12 @@ def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tupl
         texts: Mapping[str, str] = {}
         with suppress(AetherContextError):
             texts = store.texts(manifest) if manifest.texts else {}
-        new = [text for name, text in texts.items() if name not in names and (READ in text or SEARCH in text)]
+        new = [text for name, text in texts.items() if name not in names and any(reader in text for reader in READERS)]
         names |= texts.keys()
         parts = list[Part]()
         for text in new:
             with suppress(ValueError, AttributeError):  # it is no content
-                parts += [part for part in content_from_wire(text).calls if part.name in (READ, SEARCH)]
+                parts += [part for part in content_from_wire(text).calls if part.name in READERS]
         for uri in {uri for part in parts for uri in artifact_uris(part.text)}:
             calls[uri] = (*calls.get(uri, ()), manifest.number)
     return calls

@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from aether_context.evidence.record import READ, SEARCH
+from aether_context.evidence.record import READERS
 from aether_context.lab.exam.questions import texts
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession
 from aether_context.pack import Content, Pack
@@ -77,7 +77,7 @@ def _used(call: RecordedCall, places: Mapping[str, set[int]]) -> Used:
             for text in dict.fromkeys(answered)
             if text not in standing and (text in places or any(text in candidate for candidate in candidates))
         },
-        sum(part.name in (READ, SEARCH) for content in call.answer for part in content.calls),
+        sum(part.name in READERS for content in call.answer for part in content.calls),
     )
 
 
