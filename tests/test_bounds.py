@@ -229,3 +229,21 @@ def test_where_no_thread_can_be_had_a_message_is_packed_all_the_same(monkeypatch
     chat = Chat()
     chat.say("When does the ferry leave?", "And back?")
     assert [manifest.degradations for manifest in chat.manifests()] == [(), ()]
+
+
+def test_who_is_cancelled_while_it_waits_for_its_turn_holds_up_nobody() -> None:
+    async def run() -> list[int]:
+        went_on = list[int]()
+
+        async def go(number: int) -> None:
+            await bounds.take_turn()
+            went_on.append(number)
+
+        tasks = [asyncio.ensure_future(go(number)) for number in range(6)]
+        await asyncio.sleep(0)
+        tasks[1].cancel()
+        tasks[4].cancel()
+        await asyncio.wait(tasks, timeout=10)
+        return went_on
+
+    assert asyncio.run(run()) == [0, 2, 3, 5]

@@ -116,7 +116,8 @@ def test_sessions_that_wake_together_leave_the_loop_to_others(
     packs = max(Counter(plugin.rounds).values())
     if not cancelled:
         figure("packs_in_a_round", packs)
-    assert len(plugin.rounds) == count - len(cancelled)
+    # One that is cancelled may have had its turn before, where the machine is busy.
+    assert count - len(cancelled) <= len(plugin.rounds) <= count
     assert packs <= 5
     assert max(plugin.steps) < 15, "who waits for a turn sleeps until it comes"
 
