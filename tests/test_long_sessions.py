@@ -135,7 +135,7 @@ def test_a_process_keeps_so_much_in_all_and_reads_the_rest_again() -> None:
         for session in ("s1", "s2", "s3"):
             free.say(message, session=session, recent_events=12)
             files.turns_read.clear()
-            with patch("aether_context.adk.request.contents._MOST_BYTES", 100_000):
+            with patch("aether_context.adk.request.sessions._MOST_BYTES", 100_000):
                 bound.say(message, session=session, recent_events=12)
             assert body(bound) == body(free), (session, at)
             assert files.turns_read or at < 30
@@ -145,7 +145,7 @@ def test_a_process_keeps_so_much_in_all_and_reads_the_rest_again() -> None:
 
 def test_of_sessions_that_nobody_goes_on_with_little_is_kept() -> None:
     with (
-        patch("aether_context.adk.request.contents._MOST_BYTES", 50_000),
+        patch("aether_context.adk.request.sessions._MOST_BYTES", 50_000),
         patch("aether_context.adk.request.reader._MOST_READ", 10_000),
     ):
         chat, counts = long_chat(small(2_000)), list[int]()
@@ -174,7 +174,7 @@ def test_a_session_whose_model_has_yet_to_answer_keeps_its_pack(observe: bool) -
     chat = Chat(
         plugin=plugin, agent=LlmAgent(name="clerk", model=Slow(script=["ok"] * 4, sent=[]), instruction="Help.")
     )
-    with patch("aether_context.adk.request.contents._MOST_BYTES", 1):
+    with patch("aether_context.adk.request.sessions._MOST_BYTES", 1):
         asyncio.run(talk())
     answers = [event for at in range(4) for event in asyncio.run(chat.held(session=f"s{at}")).events[1:]]
     assert len([event for event in answers if noted(event).get("pack_id")]) == 4

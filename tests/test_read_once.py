@@ -27,6 +27,7 @@ def response(content: types.Content) -> Any:
 
 
 EDITS: list[tuple[str, Callable[[types.Content], Any]]] = [
+    ("result", lambda content: response(content).update(count=-2)),
     ("words", lambda content: setattr(content.parts[0], "text", "Other words")),
     ("words", lambda content: setattr(content.parts[0], "thought", True)),
     ("words", lambda content: setattr(content, "role", "model")),
@@ -42,9 +43,9 @@ EDITS: list[tuple[str, Callable[[types.Content], Any]]] = [
     ("call", lambda content: arguments(content)["deep"].update(new=None)),
     ("call", lambda content: setattr(content.parts[0], "thought_signature", b"signed")),
     ("call", lambda content: setattr(content.parts[0].function_call, "id", "c2")),
-    ("result", lambda content: response(content).update(count=3.0)),
+    ("result", lambda content: response(content).update(count=-1.0)),
     ("result", lambda content: response(content).update(result="another text")),
-    ("result", lambda content: response(content).update(pair=(1, 3))),
+    ("result", lambda content: response(content).update(pair=(1, -1))),
     ("result", lambda content: setattr(content.parts[0].function_response, "name", "walk")),
     ("message", lambda content: setattr(content.parts[1].inline_data, "data", b"GIF89b")),
     ("message", lambda content: setattr(content.parts[1].inline_data, "mime_type", "image/png")),
@@ -53,7 +54,7 @@ EDITS: list[tuple[str, Callable[[types.Content], Any]]] = [
 
 def run(path: str, lines: list[int], deep: dict[str, Any]) -> dict[str, Any]:
     """Runs a file."""
-    return {"result": "text " * 50, "count": 3}
+    return {"result": "text " * 50, "count": -1}
 
 
 def kind_of(content: types.Content) -> str:
@@ -89,13 +90,14 @@ def untouched() -> tuple[str, ...]:
 
 
 @pytest.mark.parametrize(("kind", "edit"), EDITS)
-@pytest.mark.rows(11)
+@pytest.mark.rows(12)
 def test_an_edit_is_seen_as_by_a_process_that_knows_nothing(
     kind: str, edit: Callable[[types.Content], Any], untouched: tuple[str, ...]
 ) -> None:
     chat, other = edited(kind, edit), edited(kind, edit, restarts=True)
     assert [sent.wires for sent in chat.sent] == [sent.wires for sent in other.sent]
     assert chat.raw[-1].wires != untouched
+    assert chat.latest().checksum == other.latest().checksum, "the receipt is of what is sent"
     assert chat.manifests()  # which replays them
 
 
@@ -154,9 +156,9 @@ def test_the_same_words_of_two_users_are_read_for_each() -> None:
     chat = Chat(script=["one", "two", "three", "four"])
     for user in ("ada", "bob"):
         chat.say("My secret is Falcon", user=user)
-    states = chat.plugin._packer._parts.states._states.values()  # type: ignore[union-attr]
+    states = chat.plugin._packer._parts.sessions._sessions.values()  # type: ignore[union-attr]
     assert len({state.key for state in states}) == len(states) == 2
-    assert states[0].contents is not states[1].contents
+    assert states[0].entries is not states[1].entries
     chat.say("What is it?", user="ada")
     assert "Falcon" in chat.sent[-1].text
 

@@ -63,7 +63,7 @@ class Observer(RequestPacker):
         callback_context.actions.escalate = escalate  # a limit of the policy ends no run
         # So that a packer behind it knows this very request again.
         stands_back(self._failures, callback_context, llm_request)
-        self._state(callback_context).first_try = None  # what is refused is not asked for again
+        self._session(callback_context).first_try = None  # what is refused is not asked for again
         return None
 
 

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextvars import ContextVar
-from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from google.adk.agents.callback_context import CallbackContext
@@ -18,7 +17,7 @@ from google.genai import types
 from aether_context.adk.windows import ServedModel, Window, served_models
 from aether_context.conversation.quotes import opens
 from aether_context.errors import near_names
-from aether_context.pack import NOTHING, Epoch, Identity, Pack, PackedMessage, PackInput
+from aether_context.pack import NOTHING, Identity, Pack
 from aether_context.policy import PackPolicy
 from aether_context.state import PlannedCall
 from aether_context.tokens.model_limits import RequestLimits
@@ -220,46 +219,3 @@ class NamedInPolicy:
                     self._names[kind].discard(name)
                     told.append(f"the policy names the {kind} {name!r}, which app {app!r} lacks: {hint}")
         return told
-
-
-@dataclass(frozen=True, slots=True)
-class Contents:
-    """An agent's contents by position: those that the host loaded, the first of them at ``first``, and of those before
-    them what is needed. In the place of others stands an empty one."""
-
-    loaded: Sequence[types.Content]
-    first: int = 0
-    earlier: Mapping[int, types.Content] = field(default_factory=dict)
-
-    def __len__(self) -> int:
-        return self.first + len(self.loaded)
-
-    def __getitem__(self, at: int) -> types.Content:
-        return self.loaded[at - self.first] if at >= self.first else self.earlier.get(at) or types.Content()
-
-
-class PreparedCall(NamedTuple):
-    """A call with what its pack is built from.
-
-    ``history`` are all of the agent's contents, those that are not sent any more included, preloaded memories aside;
-    ``source.request.positions`` are places in it; ``sent_of`` gives those at places as they are sent, ``original_of``
-    the text of the message that a packed one stands for. ``length`` is their number without those that ADK gives to
-    this call alone, 0 where it is not known; ``stable_end`` is the number of those that stay as they are. ``epoch`` is
-    as the session's state holds it. ``counter`` is the identity of the token counter; ``summary_cost`` is what a
-    model's summaries cost: requests and tokens; ``notice`` is what the app's ``on_cut`` says to the user.
-    """
-
-    call: ModelCall
-    source: PackInput
-    history: Contents
-    epoch: Epoch
-    sent_of: Callable[[Iterable[int]], list[types.Content]]
-    original_of: Callable[[PackedMessage], str]
-    length: int = 0
-    stable_end: int = 0
-    counter: str = ""
-    summary_cost: Mapping[str, int] = NOTHING
-    notice: str = ""
-
-    def with_source(self, **changes: Any) -> PreparedCall:
-        return self._replace(source=self.source._replace(**changes))

@@ -22,10 +22,11 @@ from google.genai import types
 from aether_context.adk.acceptance import OWN_TOOLS
 from aether_context.adk.artifact_tools import declare, names_evidence
 from aether_context.adk.bounds import aside, failure, off_loop
-from aether_context.adk.call import ModelCall, PreparedCall, SessionKey, session_key, time_of, words_of
+from aether_context.adk.call import ModelCall, SessionKey, session_key, time_of, words_of
 from aether_context.adk.failures import Failures
 from aether_context.adk.request.instructions import instructing_tools
 from aether_context.adk.request.reader import additions, essential_names, structure, system_text
+from aether_context.adk.request.sessions import PreparedCall
 from aether_context.adk.results import (
     ToolResult,
     as_json,

@@ -15,7 +15,7 @@ from google.adk.models.llm_response import LlmResponse
 from aether_context.adk.acceptance import ACCEPTANCE
 from aether_context.adk.call import AgentKey, PreviousCall, agent_key
 from aether_context.adk.overflow import Overflow, overflow_of
-from aether_context.adk.request.history import LENGTH
+from aether_context.adk.request.entries import LENGTH
 from aether_context.adk.session import distrust_thoughts
 from aether_context.adk.tracing import count_cached, trace_loss
 from aether_context.adk.usage import Reported, reported

@@ -14,13 +14,13 @@ from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.artifact_tools import declare
 from aether_context.adk.bounds import counted_in_time, failure, off_loop, take_turn
-from aether_context.adk.call import OFF, ModelCall, Position, PreparedCall, PreviousCall, agent_key_of, call_of
+from aether_context.adk.call import OFF, ModelCall, Position, PreviousCall, agent_key_of, call_of
 from aether_context.adk.failures import InvalidPlan, answer_in_place, invalid_answer, stands_back
 from aether_context.adk.learning import Learning
 from aether_context.adk.on_cut import UpcomingCut, ask
-from aether_context.adk.request.contents import AgentContents, AgentState
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.reader import Reader
+from aether_context.adk.request.sessions import AgentSession, PreparedCall
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.second_try import FirstTry, ask_again, copy_of
 from aether_context.adk.services.memory import HybridMemoryService
@@ -61,10 +61,10 @@ class RequestPacker:
 
     def last(self, context: CallbackContext) -> PreviousCall | None:
         """The latest pack of an agent in its session, by the contexts of ADK's callbacks."""
-        return self._state(context).last
+        return self._session(context).last
 
-    def _state(self, context: CallbackContext) -> AgentState:
-        return self._parts.states.of(agent_key_of(context))
+    def _session(self, context: CallbackContext) -> AgentSession:
+        return self._parts.sessions.of(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits until every pack so far is in the store, and those of an invocation mirrored; what was said in the
@@ -89,15 +89,15 @@ class RequestPacker:
         if stands_back(self._failures, callback_context, llm_request):
             return None
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
-        state = self._state(callback_context)
-        state.is_answering = True
+        session = self._session(callback_context)
+        session.is_answering = True
         first = self._failures.guarded(partial(FirstTry, llm_request), None)
         with PackSpan(callback_context.agent_name, llm_request.model or "") as span:
             try:
-                answer = await self._pack(callback_context, llm_request, state)
+                answer = await self._pack(callback_context, llm_request, session)
                 span.error = answer.error_code or "" if answer is not None else ""
                 if first is not None:
-                    state.first_try = first.record(llm_request)
+                    session.first_try = first.record(llm_request)
             except (InvalidPlan, BudgetExceededError):
                 raise
             except StepTooLarge as error:
@@ -108,23 +108,23 @@ class RequestPacker:
             except BaseException as error:
                 self._failures.caught(error)
                 span.error = type(error).__name__
-                answer = await self._pack_plainly(callback_context, llm_request, state, span.error)
+                answer = await self._pack_plainly(callback_context, llm_request, session, span.error)
             if answer is None:
-                self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
-            state.is_answering = answer is None
+                self._failures.guarded(partial(self._failures.report_pack, session.last, span), None)
+            session.is_answering = answer is None
             return answer
 
     async def after_model(self, callback_context: CallbackContext, llm_response: LlmResponse) -> None:
         """Records what became of the call, and names the pack in the event's metadata."""
         if stands_back(self._failures, callback_context):
             return
-        state = self._state(callback_context)
-        state.first_try = None  # what is being passed on is not asked for again
+        session = self._session(callback_context)
+        session.first_try = None  # what is being passed on is not asked for again
         self._failures.guarded(partial(self._parts.mirror.go_on, callback_context), None)
         try:
             if llm_response.partial is not True:
-                state.is_answering = False
-                await self._learning.learn_answer(callback_context, state.last, llm_response)
+                session.is_answering = False
+                await self._learning.learn_answer(callback_context, session.last, llm_response)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -135,21 +135,21 @@ class RequestPacker:
         returns what the model answers to a smaller pack."""
         if stands_back(self._failures, callback_context):
             return None
-        state = self._state(callback_context)
-        first, state.first_try = state.first_try, None
+        session = self._session(callback_context)
+        first, session.first_try = session.first_try, None
         try:
-            limits = await self._learning.learn_failure(callback_context, state.last, llm_request, error, again=False)
-            if limits is None or first is None or state.last is None:
+            limits = await self._learning.learn_failure(callback_context, session.last, llm_request, error, again=False)
+            if limits is None or first is None or session.last is None:
                 return None
-            return await self._second_try(callback_context, llm_request, state, first, limits)
+            return await self._second_try(callback_context, llm_request, session, first, limits)
         except BaseException as raised:
             self._failures.caught(raised)
             return None
         finally:
-            state.is_answering = False
+            session.is_answering = False
 
     async def _second_try(
-        self, context: CallbackContext, sent_request: LlmRequest, state: AgentState, first: FirstTry, limits: Limits
+        self, context: CallbackContext, sent_request: LlmRequest, session: AgentSession, first: FirstTry, limits: Limits
     ) -> LlmResponse | None:
         """Asks the model again with a smaller pack of a refused call; None where there is no answer."""
         request = first.again(sent_request)
@@ -163,17 +163,17 @@ class RequestPacker:
             request = _without_thoughts(sent_request, self._parts.gatherer.reader)
         else:
             with PackSpan(context.agent_name, request.model or "") as span:
-                answer = await self._pack(context, request, state, limits)
+                answer = await self._pack(context, request, session, limits)
                 if answer is not None:
                     return answer
-                self._failures.guarded(partial(self._failures.report_pack, state.last, span), None)
+                self._failures.guarded(partial(self._failures.report_pack, session.last, span), None)
         # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
             answer = await ask_again(context.get_invocation_context(), request)
             self._failures.guarded(partial(self._parts.windows.accept, context, request.model or "", limits), None)
             return answer
         except Exception as error:
-            await self._learning.learn_failure(context, state.last, request, error, again=True)
+            await self._learning.learn_failure(context, session.last, request, error, again=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
@@ -184,11 +184,11 @@ class RequestPacker:
     # the way of a model call
 
     async def _pack(
-        self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None = None
+        self, context: CallbackContext, request: LlmRequest, session: AgentSession, refused: Limits | None = None
     ) -> LlmResponse | None:
         """Packs a request, a second try within the limits by which its provider ``refused`` the first."""
         await take_turn()
-        call = await self._read_call(context, request, state, refused)
+        call = await self._read_call(context, request, session, refused)
         if call.planned.validity == "invalid" and call.policy.on_invalid != "warn" and not call.passthrough_reason:
             return invalid_answer(call)
         enriched: PreparedCall | None = None
@@ -200,9 +200,9 @@ class RequestPacker:
                     pick = await counted_in_time(self.policy.tokens.counter, partial(counters.pick, call.model))
                 for problem in pick.problems:
                     self._failures.report(problem)
-                enriched = enriched or await self._enrich(call, state)
+                enriched = enriched or await self._enrich(call, session)
                 await take_turn()
-                prepared, pack = await self._build(enriched, pick, state)
+                prepared, pack = await self._build(enriched, pick, session)
                 break
             except TokenCountingError as error:  # the estimate counts then, all of it: counts of two kinds are no total
                 self._parts.counters.fail(call.model, error)
@@ -211,19 +211,19 @@ class RequestPacker:
         # of them when it waits for the model.
         asyncio.get_running_loop().call_soon(len, prepared.history.loaded)
         if prepared.stable_end:
-            archive = partial(self._parts.gatherer.archive, prepared, state, self._parts.recorder.later)
+            archive = partial(self._parts.gatherer.archive, prepared, session, self._parts.recorder.later)
             self._failures.guarded(archive, None)
-        return self._send(prepared, pack, state)
+        return self._send(prepared, pack, session)
 
     async def _read_call(
-        self, context: CallbackContext, request: LlmRequest, state: AgentState, refused: Limits | None
+        self, context: CallbackContext, request: LlmRequest, session: AgentSession, refused: Limits | None
     ) -> ModelCall:
         """The call with its plan and policy; extracts stand in its request, and the readers of what they are of.
 
         The policy is that of the plan's profile, else the one that the own policy gives the agent, else the own; an
         economical one, with a note, where a limit is near.
         """
-        call = call_of(context, request, self._policy_of(context.agent_name, "", 0), state.key)
+        call = call_of(context, request, self._policy_of(context.agent_name, "", 0), session.key)
         if self._parts.names.are_given:
             for problem in self._failures.guarded(partial(self._parts.names.unknown, call), list[str]()):
                 self._failures.warn_once(problem)
@@ -239,7 +239,7 @@ class RequestPacker:
         near_limit = self._failures.guarded(partial(self.ledgers.enter, call), None)
         level = near_limit.level if near_limit is not None else 0
         call = self._under(call, self._policy_of(context.agent_name, planned.profile or "", level), refused)
-        call = call._replace(planned=planned, last=state.last, near_limit=level > 0)
+        call = call._replace(planned=planned, last=session.last, near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
         if call.passthrough_reason in ("", OFF):
             new, offloaded_tokens = await self._parts.offloader.enter(call, self._parts.readers)
@@ -260,21 +260,21 @@ class RequestPacker:
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
         return call._replace(policy=policy, window=window, limits=limits, is_second_try=refused is not None)
 
-    async def _enrich(self, call: ModelCall, state: AgentState) -> PreparedCall:
+    async def _enrich(self, call: ModelCall, session: AgentSession) -> PreparedCall:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
-        prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, state))
+        prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, session))
         prepared = await self._parts.recall.rank(prepared)
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
         positions = prepared.source.request.positions
-        return await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), positions)
+        return await self._parts.recall.turns(prepared, session, positions)
 
-    async def _build(self, prepared: PreparedCall, pick: Pick, state: AgentState) -> tuple[PreparedCall, Pack]:
+    async def _build(self, prepared: PreparedCall, pick: Pick, session: AgentSession) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
         with what a model writes for it, where the policy names one."""
         policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
-        source, session = prepared.source, prepared.call.context.session
-        calibration = await self._parts.calibrations.calibration(source, name, session)
+        source = prepared.source
+        calibration = await self._parts.calibrations.calibration(source, name, prepared.call.context.session)
         problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
@@ -282,12 +282,12 @@ class RequestPacker:
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
             masks, or with a provider that is asked."""
-            before = last.pack if last is not None else None
-            is_instant = _is_little(source, policy, before) and not policy.redact_prompt
+            previous = last.pack if last is not None else None
+            is_instant = _is_little(source, policy, previous) and not policy.redact_prompt
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)
-                return build_pack(sent_input, policy, counter=pick.counter, cache=state.cache)
+                return build_pack(sent_input, policy, counter=pick.counter, cache=session.cache)
 
             if pick.may_wait:
                 return await counted_in_time(pick.name, build_now)
@@ -320,7 +320,7 @@ class RequestPacker:
                 prepared = prepared.with_source(host=host._replace(anchors=ranked_anchors([*host.anchors, *anchors])))
                 pack = await build(prepared.source)
         if (search := turns_to_find(pack)) is not None:
-            prepared = await self._parts.recall.turns(prepared, self._parts.gatherer.history(state), *search)
+            prepared = await self._parts.recall.turns(prepared, session, *search)
             if prepared.source.search.turns is not None:
                 pack = await build(prepared.source)
         if self._parts.asks_models and pack.to_store.summary_requests:
@@ -328,7 +328,7 @@ class RequestPacker:
             prepared = prepared._replace(summary_cost=cost)
         return prepared, pack
 
-    def _send(self, prepared: PreparedCall, pack: Pack, state: AgentState) -> LlmResponse | None:
+    def _send(self, prepared: PreparedCall, pack: Pack, session: AgentSession) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
 
         Returns an answer in the model's place where a limit stands against the call.
@@ -337,9 +337,9 @@ class RequestPacker:
         refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
         if refused is not None:
             return refused
-        cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack, state), "")
+        cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack), "")
         if not source.host.passthrough_reason:
-            contents = prepared.sent_of(prepared.source.request.positions)
+            contents = prepared.history.as_sent(prepared.source.request.positions)
             if call.policy.redact_prompt:
                 values = (self._parts.gatherer.reader.content(content, call.model) for content in contents)
                 contents = list(map(rewritten, contents, values, source.request.contents))
@@ -347,7 +347,7 @@ class RequestPacker:
             if call.policy.record == "full":
                 self._parts.offloader.keep_media(call, pack, epoch.unseen, contents)
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
-            save_epoch(call.context.state, source.identity, epoch, pack.epoch, prepared.original_of)
+            save_epoch(call.context.state, source.identity, epoch, pack.epoch, prepared.history.original_text)
             mark_prefix(call, call.models)
             self._parts.windows.keep(call.models, call.context.state, call.key[:3])
             if source.request.first_call:
@@ -356,7 +356,7 @@ class RequestPacker:
         name, position, events = pack_id(source.identity, source.step), Position(), call.context.session.events
         if call.policy.record != "off" and call.policy.enabled:
             position = self._parts.recorder.pack(pack, call.policy, counter, events)
-        state.last = PreviousCall(
+        session.last = PreviousCall(
             name,
             pack,
             call.policy,
@@ -368,8 +368,8 @@ class RequestPacker:
             prepared.length,
             prepared.notice,
         )
-        state.measure(pack)
-        self._parts.states.bound()
+        session.measure(pack)
+        self._parts.sessions.bound()
         half = pack.allocation.budget // 2
         # A cut is near, whose call would wait until all are read.
         if pack.tokens.counted > half and not self._parts.recorder.fails:
@@ -388,20 +388,21 @@ class RequestPacker:
         return masked_input(source, policy.mask, to_send=True)
 
     async def _pack_plainly(
-        self, context: CallbackContext, request: LlmRequest, state: AgentState, problem: str
+        self, context: CallbackContext, request: LlmRequest, session: AgentSession, problem: str
     ) -> LlmResponse | None:
         """The request without plan and candidates, fitted by the default strategy; as it came where that fails, too."""
-        state.last, state.contents = None, AgentContents()
+        session.last = None
+        session.forget()
         try:
             plain = {"conversation": {"strategy": ("epochs",)}, "tools": {"scope": "off"}}
             policy = self._policy_of(context.agent_name, "", 0).changed(on_invalid="warn", **plain)
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
-            call = self._under(call_of(context, request, policy, state.key), policy)._replace(planned=planned)
+            call = self._under(call_of(context, request, policy, session.key), policy)._replace(planned=planned)
             gatherer = Gatherer(SessionRecords(), self._parts.waits, arm=self._parts.arm)
-            prepared = await gatherer.gather(call, AgentState(state.key, state.cache))
+            prepared = await gatherer.gather(call, AgentSession(session.key, session.cache))
             counter = counter_for("")
             pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
-            return self._send(prepared._replace(counter=counter.name), pack, state)
+            return self._send(prepared._replace(counter=counter.name), pack, session)
         except BudgetExceededError:
             raise
         except BaseException as raised:
@@ -423,16 +424,16 @@ def _without_thoughts(request: LlmRequest, reader: Reader) -> LlmRequest:
     return request
 
 
-def _new_contents(request: Request, before: Pack | None) -> Sequence[Content]:
+def _new_contents(request: Request, previous: Pack | None) -> Sequence[Content]:
     """The contents of a request behind those of the pack before."""
-    known = before.source.request.positions if before is not None else ()
+    known = previous.source.request.positions if previous is not None else ()
     return request.contents[bisect_right(request.positions, max(known, default=-1)) :]
 
 
-def _is_little(source: PackInput, policy: PackPolicy, before: Pack | None) -> bool:
+def _is_little(source: PackInput, policy: PackPolicy, previous: Pack | None) -> bool:
     """Tells whether a pack goes on from the one before with little that is new, and with no cut, as far as one sees."""
-    if before is None or source.request.first_call:  # a message comes with memories and recalled turns
+    if previous is None or source.request.first_call:  # a message comes with memories and recalled turns
         return False
-    new = sum(len(part.text) for content in _new_contents(source.request, before) for part in content.parts)
-    room = (policy.conversation.compact_at or 1) * before.allocation.budget - before.tokens.counted
+    new = sum(len(part.text) for content in _new_contents(source.request, previous) for part in content.parts)
+    room = (policy.conversation.compact_at or 1) * previous.allocation.budget - previous.tokens.counted
     return new <= min(_INSTANT_CHARACTERS, 2 * room)

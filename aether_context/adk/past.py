@@ -21,7 +21,7 @@ from google.genai import types
 
 from aether_context.adk.bounds import within
 from aether_context.adk.call import agent_key_of
-from aether_context.adk.request.gather import REWOUND, session_note, turns_begin
+from aether_context.adk.request.read import REWOUND, session_note, turns_begin
 from aether_context.adk.request.reader import Reader, media_marks
 from aether_context.adk.results import as_json
 from aether_context.adk.session import live_events

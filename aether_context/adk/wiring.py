@@ -23,9 +23,9 @@ from aether_context.adk.failures import Failures, OnError
 from aether_context.adk.models.gemini import local_tokenizer
 from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.on_cut import OnCut
-from aether_context.adk.request.contents import AgentStates
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
+from aether_context.adk.request.sessions import AgentSessions
 from aether_context.adk.services.memory import MemoryWriter
 from aether_context.adk.services.recorder import Mirror, Recorder
 from aether_context.adk.session import SessionRecords
@@ -95,7 +95,7 @@ class PackerParts:
         self.asks_models, self.on_cut = asks_models, on_cut
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
-        self.states, self.waits, records = AgentStates(TokenCache()), Waits(), SessionRecords()
+        self.sessions, self.waits, records = AgentSessions(TokenCache()), Waits(), SessionRecords()
         self.ledgers, self.windows = Ledgers(policy.limits), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
         self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None, arm)
@@ -111,12 +111,12 @@ class PackerParts:
         warm_up(policy.record != "off", policy.retrieval.recall)
 
     def _room(self, context: ToolContext) -> tuple[int, int]:
-        last = self.states.of(agent_key_of(context)).last
+        last = self.sessions.of(agent_key_of(context)).last
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
 
     def _parts_sent(self, context: ToolContext) -> list[Part]:
-        last = self.states.of(agent_key_of(context)).last
+        last = self.sessions.of(agent_key_of(context)).last
         return [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
 
 

@@ -40,8 +40,6 @@ from typing_extensions import override
 from aether_context.adk.call import PreviousCall
 from aether_context.adk.failures import InvalidPlan
 from aether_context.adk.packer import RequestPacker
-from aether_context.adk.request.marks import last_unread
-from aether_context.adk.request.reader import Reader
 from aether_context.adk.services.recorder import CallKey, Recorder
 from aether_context.adk.wiring import PackerParts
 from aether_context.conversation import strategy_names
@@ -117,6 +115,20 @@ def preview(
         BudgetExceededError: the call would pass a limit of the policy that raises.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
+    last = _previewed(session, policy, message, agent_name, model, system, tools)
+    return last.pack, record(last.pack, last.policy, last.counter, None).manifest
+
+
+def _previewed(
+    session: Session,
+    policy: _Policy = None,
+    message: str | types.Content | None = None,
+    agent_name: str | None = None,
+    model: str | BaseLlm = "gemini-flash-latest",
+    system: str = "",
+    tools: Sequence[_Tool] = (),
+) -> PreviousCall:
+    """The call of `preview`, as if it had been made."""
     copy = session.model_copy(deep=True)
     if agent_name is None:
         # Hosts write state updates, and what an operator says, under names that are no agent's.
@@ -139,7 +151,7 @@ def preview(
     last = plugin.last
     if last is None:
         raise plugin.error
-    return last.pack, record(last.pack, last.policy, last.counter, None).manifest
+    return last
 
 
 def preview_strategies(
@@ -197,9 +209,8 @@ def cutoff(session: Session, policy: _Policy = None, **agent: Unpack[AgentOption
         PolicyError: the policy is wrong.
         SessionError: ADK takes no agent of that name.
     """
-    pack, _ = preview(session, policy=policy, **agent)
-    reader, name = Reader(), pack.source.request.model
-    return last_unread(pack, session.events, lambda content: reader.content(content, name))
+    unread = _previewed(session, policy, **agent).cutoff
+    return next((event for event in session.events if event.id == unread), None)
 
 
 def read_session(path: str | os.PathLike[str], case: str | None = None) -> Session:

@@ -154,12 +154,15 @@ class TurnIndex:
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self._index: HybridIndex | None = None
+        self._turns: Sequence[Entry] = ()
 
     def over(self, turns: Sequence[Entry], embedder: Embedder | None, redact: tuple[str, ...]) -> HybridIndex:
-        """The index of turns that begin with those of the last time, or are fewer; as of `recalled`."""
-        if self._index is None or len(self._index) > len(turns):
-            self._index = HybridIndex((), embedder or "none", redact=masker(redact))
-        self._index.extend(turns[len(self._index) :])
+        """The index of turns; as of `recalled`."""
+        known = self._turns
+        if self._index is None or known != turns[: len(known)]:  # else they begin with those of the last time
+            self._index, known = HybridIndex((), embedder or "none", redact=masker(redact)), ()
+        self._index.extend(turns[len(known) :])
+        self._turns = turns
         return self._index
 
 

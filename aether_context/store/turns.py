@@ -46,6 +46,8 @@ class TurnFiles:
         self, files: Files, app: str, user: str, session: str, branch: str, agent: str, rewound: str = ""
     ) -> None:
         self._files, self._names = files, (app, user, session)
+        self.is_begun = False
+        """Whether this process knows what the files hold."""
         scope = short(hash_json([branch, agent, *filter(None, [rewound])]), 16)
         self._session = files.place(app, user, session)
         self._folder = f"{self._session}/turns/{scope}"

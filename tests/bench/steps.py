@@ -34,10 +34,10 @@ from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
 BOUNDS = {
-    "append: functions": 2_250, "append: lines": 11_900,
-    "message: functions": 10_200, "message: lines": 38_000,
+    "append: functions": 2_600, "append: lines": 17_500,
+    "message: functions": 9_200, "message: lines": 38_000,
     "cut: functions": 88_000, "cut: lines": 390_000,
-    "live content: functions": 3, "live content: lines": 49,
+    "live content: functions": 3, "live content: lines": 69,
     "bytes": 7_950, "writes": 3.5, "reads": 0.8,
 }  # fmt: skip
 """A tenth above the figures; they go down with them. These sessions recall turns: their rows are in each receipt,

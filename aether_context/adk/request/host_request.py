@@ -11,9 +11,10 @@ from google.adk.events.event import Event
 from google.genai import types
 
 from aether_context.adk.call import ModelCall, looks_quoted
-from aether_context.adk.request.contents import AgentContents
+from aether_context.adk.request.entries import same_until
 from aether_context.adk.request.memories import past_conversations, preloaded
 from aether_context.adk.request.reader import Reader, additions
+from aether_context.adk.request.sessions import AgentSession
 from aether_context.adk.session import Records
 from aether_context.conversation.quotes import says
 from aether_context.conversation.turns import INSTRUCTION
@@ -34,7 +35,8 @@ class HostRequest:
 
     ``contents`` are the others, each call with an answer. ``last_answer`` is the number of those up to the model's last
     one: what follows may be of this call alone, like instructions, and results may still change. ``request_index`` is
-    the index of the message that the model answers, None where there is none.
+    the index of the message that the model answers, None where there is none. ``same`` is that of the first content
+    that is another one than the session's entry for it.
     """
 
     head: Request
@@ -42,32 +44,33 @@ class HostRequest:
     preloaded: tuple[Candidate, ...] | None
     last_answer: int
     request_index: int | None
+    same: int
 
 
-def host_request(call: ModelCall, reader: Reader, agent_contents: AgentContents) -> HostRequest:
+def host_request(call: ModelCall, reader: Reader, session: AgentSession) -> HostRequest:
     """Reads a request of ADK's.
 
     Args:
-        agent_contents: the agent's contents as they were at its last call. Where its last content that a model gave
-            is still in its place, those before it are not gone through again: whoever reads them sees whether they are
-            the same.
+        session: the agent's, as its last call left it. Where nothing has changed before the last content that a model
+            gave, what is before that is not gone through again.
     """
     user_content = call.context.user_content
     contents = list(call.request.contents)
     block = preloaded(contents, user_content)
     if block is not None:
         del contents[block[0]]
-    answered = agent_contents.answered_until
-    if not 0 < answered <= len(contents) or not agent_contents.is_known(answered - 1, contents[answered - 1]):
-        answered = 0
+    same = same_until(session.entries, contents, reader)
+    answered = session.answered_until if session.answered_until <= same else 0
     if not call.passthrough_reason and not are_answered(contents[max(0, answered - 1) :]):
         contents, answered = with_pending(contents), 0
+        same = same_until(session.entries, contents, reader)
     return HostRequest(
         head=reader.head(call.request),
         contents=contents,
         preloaded=block[1] if block is not None else None,
         last_answer=next((at for at in range(len(contents), 0, -1) if contents[at - 1].role == "model"), 0),
-        request_index=_request_index(contents, user_content, agent_contents, answered),
+        request_index=_request_index(contents, user_content, session, answered),
+        same=same,
     )
 
 
@@ -93,18 +96,18 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
 
 
 def _request_index(
-    contents: Sequence[types.Content], user_content: types.Content | None, agent_contents: AgentContents, answered: int
+    contents: Sequence[types.Content], user_content: types.Content | None, session: AgentSession, answered: int
 ) -> int | None:
     """The result of `request_index_of`, looked for behind the contents that are ``answered`` alone where the message
     is the one that was answered last."""
     words = [part.text for part in (user_content.parts if user_content is not None else None) or ()]
-    last_words, at = agent_contents.request
+    last_words, at = session.request
     if words and words == last_words and at < answered and _texts(contents[at]) == words:
         later = range(len(contents) - 1, answered - 1, -1)
         return next((position for position in later if _texts(contents[position]) == words), at)
     index = request_index_of(contents, user_content)
     is_theirs = index is not None and bool(words) and _texts(contents[index]) == words
-    agent_contents.request = (words, index) if index is not None and is_theirs else ([], -1)
+    session.request = (words, index) if index is not None and is_theirs else ([], -1)
     return index
 
 

@@ -12,11 +12,10 @@ from collections.abc import Callable, Sequence
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
 from google.adk.sessions.session import Session
-from google.genai import types
 from pydantic import BaseModel, ConfigDict, TypeAdapter
 
 from aether_context.adk.call import ModelCall
-from aether_context.adk.request.history import HistoryRow
+from aether_context.adk.request.entries import Entries
 from aether_context.adk.request.reader import Reader, without_client_ids
 from aether_context.adk.session import ANCHORS, Records
 from aether_context.conversation import ranked_anchors, registered_anchors, selected
@@ -74,28 +73,14 @@ def pin(session: Session, what: Event | str, priority: int = KEPT_PRIORITY) -> E
     return Event(author="user", actions=EventActions(state_delta={ANCHORS: [*earlier, {**mark, "priority": priority}]}))
 
 
-def last_unread(pack: Pack, events: Sequence[Event], freeze: Callable[[types.Content], Content]) -> Event | None:
-    """Finds the event before the first human message that a pack sends, where the model begins to read; None where
-    nothing before that message is missing.
-
-    Args:
-        freeze: the frozen form of an event's content.
-    """
+def first_read(pack: Pack) -> int | None:
+    """The index of the first human message that a pack sends, where the model begins to read; None where nothing before
+    that message is missing."""
     request = pack.source.request
     sent_at = {origin for item in pack.contents for origin in (item.origin, *(origin for origin, _ in item.members))}
     first = next((at for at, content in enumerate(request.contents) if at in sent_at and is_human(content)), None)
-    if first is None or (request.positions[first] == first and sent_at.issuperset(range(first))):
-        return None
-    digest = request.contents[first].digest
-    remaining = sum(content.digest == digest for content in request.contents[first:])
-    for event in reversed(events):
-        if event.content is None:
-            continue
-        if remaining == 0:
-            return event
-        is_message = event.author == "user" and not event.get_function_responses()
-        remaining -= is_message and freeze(event.content).digest == digest
-    return None
+    is_first = first is not None and request.positions[first] == first and sent_at.issuperset(range(first))
+    return None if is_first else first
 
 
 def anchors_of(
@@ -104,7 +89,7 @@ def anchors_of(
     reader: Reader,
     contents: Sequence[Content],
     positions: Sequence[int],
-    rows: Sequence[HistoryRow | None],
+    earlier: Entries,
     problems: list[str],
 ) -> tuple[Anchor, ...]:
     """The contents that the session's state, an event's metadata or a registered rule marks.
@@ -112,6 +97,9 @@ def anchors_of(
     A content is an event's where it holds all of the event's parts; of several the latest. An event whose content
     is not in the request as it was said, another agent's for example, marks nothing. A rule that raises is noted
     among the problems.
+
+    Args:
+        earlier: the entries before those that the host loaded.
     """
     settings, anchors = call.policy.conversation, list[Anchor]()
     priority = settings.anchor_priority("instruction_anchor")
@@ -139,9 +127,9 @@ def anchors_of(
             wires = {part.wire for part in frozen.parts}
             add(mark_of, lambda content, wires=wires: wires.issubset(part.wire for part in content.parts))  # type: ignore[misc]
     for at, position in enumerate(positions if priority else ()):
-        row = rows[position] if position < len(rows) else None
-        if row and row.origin and (row.origin.event in by_event or row.origin.mark):
-            mark_of = by_event.get(row.origin.event) or valid(_MARK, row.origin.mark) or _Mark()
+        entry = earlier[position] if position < len(earlier) else None
+        if entry and (origin := entry.origin) and (origin.event in by_event or origin.mark):
+            mark_of = by_event.get(origin.event) or valid(_MARK, origin.mark) or _Mark()
             add(mark_of, lambda content, marked_content=contents[at]: content == marked_content)  # type: ignore[misc]
     for rule in registered_anchors(settings):
         try:

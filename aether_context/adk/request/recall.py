@@ -7,10 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread, off_loop
-from aether_context.adk.call import PreparedCall
-from aether_context.adk.request.history import AgentHistory, HistoryRow
+from aether_context.adk.request.entries import turns_of
 from aether_context.adk.request.reader import Reader
-from aether_context.adk.session import live_events
+from aether_context.adk.request.sessions import AgentSession, PreparedCall
 from aether_context.pack import Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
@@ -53,7 +52,7 @@ class Recall:
         return await self._compared(prepared, rank)
 
     async def turns(
-        self, prepared: PreparedCall, history: AgentHistory, whole: Collection[int], max_tokens: int | None = None
+        self, prepared: PreparedCall, session: AgentSession, whole: Collection[int], max_tokens: int | None = None
     ) -> PreparedCall:
         """The input with the turns that answer the request best, as they are where no turn was cut.
 
@@ -62,7 +61,7 @@ class Recall:
         little more than a payload's own words is none.
 
         Args:
-            history: the agent's, with the lock that its store writes under.
+            session: the agent's, with the indexes of its turns.
             whole: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
             max_tokens: tokens for those turns where they are to have less than the policy's share of the window.
         """
@@ -70,53 +69,51 @@ class Recall:
         asked_at, query = source.request.request_index, query_for(source, call.policy.redact)
         if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
             return prepared
-        contents = prepared.history
-        history = history if prepared.stable_end else AgentHistory(self._reader)
-        end = source.request.positions[asked_at]
-        events = tuple(call.context.session.events)
+        history = prepared.history
+        entries = history.entries[: source.request.positions[asked_at]]
 
-        def read_turns() -> tuple[int, list[Entry], list[HistoryRow | None]]:
-            with history.lock:
-                history.take(contents, live_events(events)[0], end)
-                room = room_for_turns(*history.sizes(end), source, max_tokens)
-                entries = history.turns(end, call.policy.mask) if room else []
-                if call.policy.sees == "own":
-                    entries = [entry for entry in entries if entry.speaker in ("user", call.context.agent_name)]
-                return room, entries, history.rows[:end]
+        def read_turns() -> tuple[int, list[Entry]]:
+            sizes = [entry.sizes for entry in entries if entry is not None]
+            words, whole = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
+            room = room_for_turns(words, whole, source, max_tokens)
+            turns = turns_of(entries, call.policy.mask) if room else []
+            if call.policy.sees == "own":
+                turns = [turn for turn in turns if turn.speaker in ("user", call.context.agent_name)]
+            return room, turns
 
         def digest_of(at: int) -> str:
-            row = rows[at]
-            return row.digest if row and row.digest else history.digest_of(contents[at])
+            entry = entries[at]
+            return entry.digest if entry and entry.digest else self._reader.content(history.raw(at), "").digest
 
-        room, entries, rows = await off_loop(read_turns)
-        if unknown := rows[: contents.first].count(None):
-            note = f"{unknown:,} contents before the loaded events are not searched: {history.problem}"
+        room, turns = await off_loop(read_turns)
+        if unknown := [*entries[: history.first]].count(None):
+            note = f"{unknown:,} contents before the loaded events are not searched: {session.problem}"
             prepared = prepared.with_source(problems=(*source.problems, note))
-        if all(int(entry.id.partition("#")[0]) in whole for entry in entries):
+        if all(int(turn.id.partition("#")[0]) in whole for turn in turns):
             return prepared
 
         planners = source.host.planners if source.validity == "valid" else ()
 
         def is_plan(turn: Candidate) -> bool:
             """Tells whether a planner wrote in this turn the plan of which the payload is made."""
-            words = self._reader.content(contents[turn_place(turn)[0]], prepared.call.model).words
+            words = self._reader.content(history.raw(turn_place(turn)[0]), prepared.call.model).words
             return turn.speaker in planners and any(without_plan(text) != text for text in (turn.text, words))
 
         def with_turns(embedder: Embedder | None) -> tuple[Candidate, ...]:
             from aether_context.retrieval.call_indexes import recalled
 
-            turns = recalled(
-                entries,
+            candidates = recalled(
+                turns,
                 source,
                 call.policy,
                 digest_of,
                 tokens=room,
                 embedder=embedder,
-                index=history.index(embedder.name if embedder is not None else ""),
+                index=session.index(embedder.name if embedder is not None else ""),
             )
-            return (*source.candidates, *(turn for turn in turns if not is_plan(turn)))
+            return (*source.candidates, *(turn for turn in candidates if not is_plan(turn)))
 
-        search = source.search._replace(turns=len(entries))
+        search = source.search._replace(turns=len(turns))
         return await self._compared(prepared.with_source(search=search), with_turns)
 
     async def _compared(
