@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar, Literal, NamedTuple, TypeAlias, get_args
@@ -14,7 +14,7 @@ from aether_context.conversation.extracts import LEAST_EXTRACT, part_tokens, res
 from aether_context.conversation.stable_prefix import StablePrefix
 from aether_context.conversation.strategy import Budget, Conversation, Decision, Strategy, summary_tokens
 from aether_context.conversation.summary import MOST_TOKENS, can_be_read, least_summary
-from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected, units
+from aether_context.conversation.turns import Cut, Unit, cut, is_human, latest_answer, protected
 from aether_context.errors import PolicyError, near_names
 from aether_context.pack import ContentForm, Reason
 from aether_context.policy import ConversationSettings
@@ -28,15 +28,39 @@ _WORTHWHILE = 0.9
 """Share of the tokens that are asked for under which a cut is made only where the window or a hand demands it."""
 
 
+class _Levels(NamedTuple):
+    """The tokens of one cut: it goes down to ``target``, what may stay takes at most ``most_kept``, a summary at most
+    ``most_summary``. One that frees less than ``least_freed`` is not made, but where the window is full (``is_over``).
+    """
+
+    target: int
+    most_kept: int
+    most_summary: int
+    least_freed: float
+    is_over: bool
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CutStrategy:
     """A strategy that leaves out whole units for good, from the oldest, in one act, with a summary in their place.
 
-    What stays takes at most what the cut goes down to, summary included, where what may leave holds enough. The unit
-    that would free more than is asked for stays as an extract. Anchors stay, by priority, while they fit with what
-    stays anyway; so does the model's last answer, with what it answers. Messages beside the final one leave only where
-    the rest does not fit. A cut that frees less than nine tenths of what is asked for is made only where the window or
-    a hand demands it, or its mark is that of the policy, which holds whatever a cut costs.
+    The rule, one method a step:
+
+    1. It is due where the conversation has passed a mark, or a hand asks; without a mark of the policy, where it pays
+       (`_is_due`).
+    2. It goes down to a target, its summary included (`_levels`).
+    3. Media that people sent before the latest turns go first, since they can be shown again; where that frees enough,
+       nothing else goes (`_media_forms`).
+    4. What the model has yet to answer stays, and what tells it what to do (`protected`).
+    5. Anchors stay by priority, then the model's last answer with what it answers, as far as they fit (`_staying`).
+    6. Of the rest whole units leave, the oldest first; a question outlives its answers, and the words of the last
+       turns outlive all exchanges (`cut`).
+    7. The unit that leaves last stays as an extract, where that frees as much as is asked for (`_shortened`).
+    8. A summary tells of what left, in its share of the budget or in all that is free; in less where turns are recalled
+       beside it (`_summary_room`).
+    9. A cut that frees less than nine tenths of what is asked for is not made, unless the window is full, a hand asks,
+       or the mark is the policy's, which holds whatever a cut costs (``least_freed``).
+    10. What then is above the window is the last resort's (`packing.last_resort`).
 
     Args:
         summary_share: the most of the summary, as a share of the input budget; 0 for none.
@@ -71,92 +95,104 @@ class CutStrategy:
         return budget.cut_above if self.cut_at is None else budget.mark(self.cut_at)
 
     def trim(self, conversation: Conversation, target_tokens: int) -> Decision:
-        budget, counter = conversation.budget, conversation.counter
-        by_hand = conversation.pressure == "by_hand"
-        target = target_tokens if self.to is None else budget.mark(self.to)
-        if by_hand:
-            target = min(target, target_tokens)
-        else:
-            target += int(self.rise * (budget.mark(1) - target))
-        over_window = conversation.is_over(budget.mark(1))
-        promised = self.cut_at is None and not budget.weighs
-        weighed = self.cut_at is None and budget.weighs and not (by_hand or over_window)
-        if not conversation.passes(self.mark(budget)) or (weighed and not conversation.pays(target)):
+        levels = self._levels(conversation, target_tokens)
+        if not self._is_due(conversation, levels.target):
             return Decision()
         # What people sent is a thousand tokens each, and can be shown again, so that it gives way before words.
         media_forms = self._media_forms(conversation)
         original, conversation = conversation, conversation.apply(Decision(media_forms))
-        tokens = conversation.tokens
-        # What may stay is held to the mark, since the next call would pass it again; a summary has its room.
+        reason = self._reason(original)
+        staying, notes = self._staying(conversation, levels)
+        summary, forms = conversation.recap.summary, dict[int, ContentForm]()
+        enough = min(levels.most_kept, original.used - _WORTHWHILE * (original.used - levels.target))
+        if not media_forms or conversation.used > enough:
+            summary, forms = self._cut(conversation, levels, staying, reason)
+        forms = {at: form._replace(reason=reason) for at, form in media_forms.items()} | forms
+        if not (forms or original.budget.payload_tokens):
+            return Decision()
+        decision = Decision(forms, summary, note="; ".join(notes))
+        if levels.is_over or original.effect(decision).freed_tokens >= levels.least_freed:
+            return decision
+        return Decision(note=_FREES_NOTHING if original.pressure == "by_hand" else "")
+
+    def _levels(self, conversation: Conversation, target_tokens: int) -> _Levels:
+        budget, by_hand = conversation.budget, conversation.pressure == "by_hand"
+        target = target_tokens if self.to is None else budget.mark(self.to)
+        target = min(target, target_tokens) if by_hand else target + int(self.rise * (budget.mark(1) - target))
+        # What may stay is held to the policy's mark, since the next call would pass it again; a summary has its room.
+        promised = self.cut_at is None and not budget.weighs
         most_kept = min(budget.most, max(budget.cut_above, least_summary(budget.input))) if promised else budget.most
         most_summary = min(int(self.summary_share * budget.input), MOST_TOKENS)
         if conversation.recap.sent_text:
             most_summary = min(most_summary, max(int(RECAP_SHARE * target), least_summary(budget.input)))
-        frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
-        parts = units(conversation.contents)
+        least_freed = 1 if by_hand or promised else _WORTHWHILE * (conversation.used - target)
+        return _Levels(target, most_kept, most_summary, least_freed, conversation.is_over(budget.mark(1)))
+
+    def _is_due(self, conversation: Conversation, target: int) -> bool:
+        """Tells whether a cut is made: where its mark is passed, and where the policy has none, also where it pays."""
+        budget = conversation.budget
+        if not conversation.passes(self.mark(budget)):
+            return False
+        is_demanded = conversation.pressure == "by_hand" or conversation.is_over(budget.mark(1))
+        is_weighed = self.cut_at is None and budget.weighs and not is_demanded
+        return not is_weighed or conversation.pays(target)
+
+    def _reason(self, conversation: Conversation) -> Reason:
+        budget = conversation.budget
+        if conversation.pressure == "by_hand":
+            return "by_hand"
+        if self.reason == "high_water" and conversation.used > budget.most:
+            return "window"
+        return self.reason if budget.net is None else "byte_net"
+
+    def _staying(self, conversation: Conversation, levels: _Levels) -> tuple[frozenset[int], Sequence[str]]:
+        """The units that no cut takes, and what is to be said of anchors that find no room: what the model has yet to
+        answer, anchors, and its last answer, as far as they fit."""
+        parts, tokens, room = conversation.units, conversation.tokens, levels.most_kept - levels.most_summary
         stay = protected(parts, conversation.request_index)
-        anchored, notes = hold(
-            [anchor for anchor in conversation.anchors if not (self.by_age and anchor.kind == "latest_tool_result")],
-            parts,
-            conversation.positions,
-            tokens,
-            max_tokens=most_kept - most_summary,
-            stay=stay,
-        )
+        anchors = [
+            anchor for anchor in conversation.anchors if not (self.by_age and anchor.kind == "latest_tool_result")
+        ]
+        anchored, notes = hold(anchors, parts, conversation.positions, tokens, max_tokens=room, stay=stay)
         staying = stay | anchored
         with_answer = staying | latest_answer(parts)
         # A cut that only saves is not made where the answer would keep it from what it goes down to.
-        most_held = most_kept - most_summary if over_window else target
-        if sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held:
-            staying = with_answer
-        ends_in_results = bool(parts) and any(
-            response_tokens(conversation.contents[at], counter) for at in parts[-1].indices
-        )
-        reason = self.reason if budget.net is None else "byte_net"
-        if by_hand:
-            reason = "by_hand"
-        elif self.reason == "high_water" and original.used > budget.most:
-            reason = "window"
+        most_held = room if levels.is_over else levels.target
+        is_held = sum(tokens[index] for at in with_answer for index in parts[at].indices) <= most_held
+        return with_answer if is_held else staying, notes
+
+    def _cut(
+        self, conversation: Conversation, levels: _Levels, staying: Collection[int], reason: Reason
+    ) -> tuple[str, dict[int, ContentForm]]:
+        """The summary of a cut, and the forms of the contents that it takes.
+
+        The second round knows how long the summary is; a model is asked for one there alone.
+        """
         summary, result, forms = conversation.recap.summary, Cut(), dict[int, ContentForm]()
-        most_freed = original.used - target
-        is_enough = bool(media_forms) and conversation.used <= min(most_kept, original.used - _WORTHWHILE * most_freed)
-        # The second round knows how long the summary is; a model is asked for one there alone.
-        for reserved in () if is_enough else (most_summary, None):
-            room = max(0, target - (summary_tokens(counter, summary) if reserved is None else reserved))
+        for reserved in (levels.most_summary, None):
+            needed = summary_tokens(conversation.counter, summary) if reserved is None else reserved
+            room = max(0, levels.target - needed)
             result = cut(
-                parts,
-                tokens,
+                conversation.units,
+                conversation.tokens,
                 target=room,
-                max_tokens=most_kept,
+                max_tokens=levels.most_kept,
                 keep_first=self.keep_first,
                 keep_last=self.keep_last,
-                room=most_kept if self.frozen else target,
+                room=levels.most_kept if self.frozen else levels.target,
                 stay=staying,
                 last_turns=self.last_turns,
             )
             result, forms = self._forms(conversation, result, reason)
-            room_for_summary = most_kept - (room + result.over) - frame_tokens
-            # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
-            gives_way = ends_in_results and room_for_summary < most_summary // 2
-            # What stays may leave more than its share: a summary takes what is free.
-            free = min(target - (room + result.over) - frame_tokens, MOST_TOKENS)
-            summary_room = most_summary if gives_way else min(max(most_summary, free), room_for_summary)
-            if most_summary:
+            if levels.most_summary:
+                summary_room = _summary_room(conversation, levels, room + result.over)
                 summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
         # An epoch in which nothing was left out keeps no summary for the next call.
-        summary = summary if result.leaving or conversation.recap.summary else ""
-        forms = {at: form._replace(reason=reason) for at, form in media_forms.items()} | forms
-        if not (forms or budget.payload_tokens):
-            return Decision()
-        decision = Decision(forms, summary, note="; ".join(notes))
-        min_freed = 1 if by_hand or promised else _WORTHWHILE * most_freed
-        if over_window or original.effect(decision).freed_tokens >= min_freed:
-            return decision
-        return Decision(note=_FREES_NOTHING if by_hand else "")
+        return summary if result.leaving or conversation.recap.summary else "", forms
 
     def _media_forms(self, conversation: Conversation) -> dict[int, ContentForm]:
         """The forms of messages before the latest turns, which the model has answered, that lack their media."""
-        parts = units(conversation.contents) if conversation.gives_media else ()
+        parts = conversation.units if conversation.gives_media else ()
         first = max((unit.turn for unit in parts), default=0) - max(self.last_turns, 2) + 1
         return {
             at: ContentForm("extract", self.reason, 0, self.name)
@@ -169,6 +205,18 @@ class CutStrategy:
         result, extracts = _shortened(conversation, result, reason)
         forms = {at: ContentForm("left_out", reason) for at in result.indices} | extracts
         return result, {at: form._replace(strategy=self.name) for at, form in forms.items()}
+
+
+def _summary_room(conversation: Conversation, levels: _Levels, remainder: int) -> int:
+    """Tokens for the summary beside a remainder of what it goes with: its share, or all that is free."""
+    counter, contents, parts = conversation.counter, conversation.contents, conversation.units
+    frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
+    room = levels.most_kept - remainder - frame_tokens
+    # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
+    if room < levels.most_summary // 2 and any(response_tokens(contents[at], counter) for at in parts[-1].indices):
+        return levels.most_summary
+    free = min(levels.target - remainder - frame_tokens, MOST_TOKENS)
+    return min(max(levels.most_summary, free), room)
 
 
 def _shortened(conversation: Conversation, result: Cut, reason: Reason) -> tuple[Cut, dict[int, ContentForm]]:
@@ -225,7 +273,7 @@ def _beyond(conversation: Conversation, ceiling: int, last: int) -> Collection[i
     Turns with an anchor stay, that of ``last``, and the turn before it as far as the window takes it.
     """
     turns: dict[int, list[int]] = {}
-    for unit in units(conversation.contents):
+    for unit in conversation.units:
         turns.setdefault(unit.turn, []).extend(unit.indices)
     parts = [Unit("message", tuple(indices), turn) for turn, indices in turns.items() if min(indices) <= last]
     tokens = [size if at <= last else 0 for at, size in enumerate(conversation.tokens)]
@@ -400,7 +448,7 @@ def _fault(conversation: Conversation, decision: Decision) -> str:
     canonical_json([decision.summary, decision.note, decision.state, sorted(decision.earlier)])
     if not dropped:
         return ""
-    parts = units(conversation.contents)
+    parts = conversation.units
     torn = next((unit for unit in parts if 0 < len(dropped.intersection(unit.indices)) < len(unit.indices)), None)
     if torn is not None:
         return f"it would tear the exchange of the contents {', '.join(map(str, torn.indices))}"
@@ -430,7 +478,7 @@ def _shape(conversation: Conversation) -> Shape:
     total = sum(tokens)
     tools = sum(size for size, content in zip(tokens, contents, strict=True) if content.calls or content.responses)
     turns = Counter({0: 0})
-    for unit in units(contents):
+    for unit in conversation.units:
         turns[unit.turn] += sum(tokens[at] for at in unit.indices)
     if total <= mark:
         return "short"

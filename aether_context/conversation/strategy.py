@@ -20,7 +20,7 @@ from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.conversation.extracts import placeholder, query_of, shorten_content, without_media
 from aether_context.conversation.summary import Recap, Summaries, least_summary, recap, summary_message
 from aether_context.conversation.todo import latest_list
-from aether_context.conversation.turns import is_human, is_instruction
+from aether_context.conversation.turns import Unit, is_human, is_instruction, units
 from aether_context.pack import NOTHING, Act, Anchor, Content, ContentForm, Outgoing, Request, Tool
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import PackCounter
@@ -162,6 +162,11 @@ class Conversation:
     @cached_property
     def tokens(self) -> tuple[int, ...]:
         return tuple(item.tokens for item in self.items)
+
+    @cached_property
+    def units(self) -> tuple[Unit, ...]:
+        """What stays or goes together."""
+        return units(self.contents)
 
     @cached_property
     def positions(self) -> tuple[int, ...]:
