@@ -33,10 +33,26 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
         contents: ADK's contents, in the order of the pack's own input.
         redact: patterns of what is masked before tools are compared.
     """
-    # Declared last, besides the host's own; tools that are left out then can still be called.
-    # Those that were found give way to what is found, so they can be found again.
-    stay = frozenset(name for name, why in pack.tools.kept.items() if why not in ("found", "used"))
-    finder = FindTools(pack.source.request.tools, stay, redact) if pack.tools.mode == "fitting" else None
+    new_contents, declared = _sent_contents(pack, contents), _declared(pack, request, redact)
+    request.contents, config = new_contents, request.config
+    if config is None:
+        return
+    system = config.system_instruction
+    if isinstance(system, (str, type(None))) and pack.system != (system or ""):
+        config.system_instruction = pack.system
+    if declared is not None:
+        config.tools, request.tools_dict = declared
+        if config.tool_config is not None and not declares(config.tools):  # which is refused without a function
+            config.tool_config = config.tool_config.model_copy(update={"function_calling_config": None})
+    if pack.tools.allowed is not None:
+        calling = types.FunctionCallingConfig(
+            mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.tools.allowed)
+        )
+        config.tool_config = types.ToolConfig(function_calling_config=calling)
+
+
+def _sent_contents(pack: Pack, contents: list[types.Content]) -> list[types.Content]:
+    """A pack's contents, those that it joins as one."""
     new_contents = list[types.Content]()
     for item in pack.contents:
         whole = item.form == "whole" and item.origin >= 0
@@ -45,63 +61,62 @@ def write(pack: Pack, request: LlmRequest, contents: list[types.Content], redact
             previous = new_contents.pop()
             content = types.Content(role=previous.role, parts=[*(previous.parts or ()), *(content.parts or ())])
         new_contents.append(content)
+    return new_contents
+
+
+def _declared(
+    pack: Pack, request: LlmRequest, redact: tuple[str, ...]
+) -> tuple[types.ToolListUnion, dict[str, BaseTool]] | None:
+    """The tools that a pack declares, and those that can be called; None where they are the request's own.
+
+    A tool that finds others is declared last, besides the host's own, and behind it what was found or called later.
+    What is left out then can still be called. What was found gives way to what is found, so it can be found again.
+    """
+    scope, config = pack.tools, request.config
+    stay = frozenset(name for name, why in scope.kept.items() if why not in ("found", "used"))
+    finder = FindTools(pack.source.request.tools, stay, redact) if scope.mode == "fitting" else None
     replaced = {
         tool.name: types.FunctionDeclaration.model_validate(json.loads(tool.wire))
-        for tool in pack.tools.sent
+        for tool in scope.sent
         if tool.name in pack.epoch.trimmed or _ESCAPED_SURROGATE in tool.wire
     }
-    config, tools_dict = request.config, request.tools_dict
-    tools: types.ToolListUnion | None = None
-    # What was found or called later stands behind the finder.
-    names = [tool.name for tool in pack.tools.sent]
+    if config is None or not (scope.left_out or finder is not None or replaced):
+        return None
+    names = [tool.name for tool in scope.sent]
     names_behind = names[names.index(finder.name) + 1 :] if finder is not None else ()
     behind: dict[str, types.FunctionDeclaration | None] = dict.fromkeys(names_behind)
-    if config is not None and (pack.tools.left_out or finder is not None or replaced):
-        tools = []
-        for tool in config.tools or []:
-            if isinstance(tool, types.Tool) and tool.function_declarations:
-                declared_here = [
-                    replaced.get(declaration.name or "", declaration)
-                    for declaration in tool.function_declarations
-                    if declaration.name not in pack.tools.left_out
-                ]
-                behind |= {declaration.name: declaration for declaration in declared_here if declaration.name in behind}
-                inside = [declaration for declaration in declared_here if declaration.name not in behind]
-                tool = tool.model_copy(update={"function_declarations": inside or None})
-                if all(value is None for value in tool.__dict__.values()):
-                    continue
-            tools.append(tool)
-        # A model that knows a tool of this package from earlier steps, or by its instruction, may still call it.
-        callable_names = {tool.name for tool in pack.source.request.tools if tool.essential}
-        left_out = pack.tools.left_out.keys() - callable_names
-        tools_dict = {name: tool for name, tool in tools_dict.items() if name not in left_out}
-    if tools is not None and finder is not None:
-        tools_dict = {**request.tools_dict, finder.name: finder}
-        ends = [finder.declaration, *filter(None, behind.values())]
-        # Behind the last of the other declarations.
-        for at in range(len(tools) - 1, -1, -1):
-            last = tools[at]
-            if isinstance(last, types.Tool) and last.function_declarations:
-                declarations = [*last.function_declarations, *ends]
-                tools[at] = last.model_copy(update={"function_declarations": declarations})
-                break
-        else:
-            tools.append(types.Tool(function_declarations=ends))
-    request.contents = new_contents
-    if config is None:
-        return
-    system = config.system_instruction
-    if isinstance(system, (str, type(None))) and pack.system != (system or ""):
-        config.system_instruction = pack.system
-    if tools is not None:
-        config.tools, request.tools_dict = tools, tools_dict
-        if config.tool_config is not None and not declares(tools):  # which is refused without a function
-            config.tool_config = config.tool_config.model_copy(update={"function_calling_config": None})
-    if pack.tools.allowed is not None:
-        calling = types.FunctionCallingConfig(
-            mode=types.FunctionCallingConfigMode.VALIDATED, allowed_function_names=list(pack.tools.allowed)
-        )
-        config.tool_config = types.ToolConfig(function_calling_config=calling)
+    tools: types.ToolListUnion = []
+    for tool in config.tools or []:
+        if isinstance(tool, types.Tool) and tool.function_declarations:
+            declarations = [
+                replaced.get(declaration.name or "", declaration)
+                for declaration in tool.function_declarations
+                if declaration.name not in scope.left_out
+            ]
+            behind |= {declaration.name: declaration for declaration in declarations if declaration.name in behind}
+            inside = [declaration for declaration in declarations if declaration.name not in behind]
+            tool = tool.model_copy(update={"function_declarations": inside or None})
+            if all(value is None for value in tool.__dict__.values()):
+                continue
+        tools.append(tool)
+    if finder is not None:
+        _declare_last(tools, [finder.declaration, *filter(None, behind.values())])
+        return tools, {**request.tools_dict, finder.name: finder}
+    # A model that knows a tool of this package from earlier steps, or by its instruction, may still call it.
+    callable_names = {tool.name for tool in pack.source.request.tools if tool.essential}
+    uncallable = scope.left_out.keys() - callable_names
+    return tools, {name: tool for name, tool in request.tools_dict.items() if name not in uncallable}
+
+
+def _declare_last(tools: types.ToolListUnion, declarations: list[types.FunctionDeclaration]) -> None:
+    """Adds declarations behind the last of others."""
+    for at in range(len(tools) - 1, -1, -1):
+        last = tools[at]
+        if isinstance(last, types.Tool) and last.function_declarations:
+            joined = [*last.function_declarations, *declarations]
+            tools[at] = last.model_copy(update={"function_declarations": joined})
+            return
+    tools.append(types.Tool(function_declarations=declarations))
 
 
 def _content(pack: Pack, item: Outgoing, contents: list[types.Content]) -> types.Content:
