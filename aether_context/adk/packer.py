@@ -298,35 +298,36 @@ class RequestPacker:
             return pack
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
-        pack = await build(prepared.source)
-        call, source = prepared.call, prepared.source
-        is_first_cut = pack.epoch.cut_count and not source.host.can_read and not source.host.passthrough_reason
-        if (
-            is_first_cut
-            and self._parts.offloader.reads_past(call, bool(source.host.media))
-            and declare(call.request, self._parts.readers)
-        ):
-            # A cut ends the prefix anyway, so the tools that read what it takes come with it.
-            tools = self._parts.gatherer.reader.head(call.request).tools
-            prepared = prepared.with_source(
-                request=source.request._replace(tools=tools), host=source.host._replace(can_read=True)
-            )
-            pack = await build(prepared.source)
-        if self._parts.on_cut is not None and any(event.stage == "cut" for event in pack.events):
-            notice = await ask(self._parts.on_cut, cut := UpcomingCut(pack), self._failures.warn_once)
-            prepared = prepared._replace(notice=notice)
-            if anchors := cut.anchors():
-                host = prepared.source.host
-                prepared = prepared.with_source(host=host._replace(anchors=ranked_anchors([*host.anchors, *anchors])))
-                pack = await build(prepared.source)
+        pack, source = await build(prepared.source), prepared.source
+        prepared = await self._asked_of_cut(self._with_readers(prepared, pack), pack)
         if (search := turns_to_find(pack)) is not None:
             prepared = await self._parts.recall.turns(prepared, session, *search)
-            if prepared.source.search.turns is not None:
-                pack = await build(prepared.source)
+        if prepared.source is not source:
+            pack = await build(prepared.source)
         if self._parts.asks_models and pack.to_store.summary_requests:
             pack, cost = await self._parts.summarizer.summarize(pack, policy, build)
             prepared = prepared._replace(summary_cost=cost)
         return prepared, pack
+
+    def _with_readers(self, prepared: PreparedCall, pack: Pack) -> PreparedCall:
+        """The call with the tools that read what a pack's cut takes, at the first: it ends the prefix anyway."""
+        call, source, parts = prepared.call, prepared.source, self._parts
+        host = source.host
+        reads = parts.offloader.reads_past(call, bool(host.media)) if pack.epoch.cut_count else False
+        if host.can_read or host.passthrough_reason or not reads or not declare(call.request, parts.readers):
+            return prepared
+        request = source.request._replace(tools=parts.gatherer.reader.head(call.request).tools)
+        return prepared.with_source(request=request, host=host._replace(can_read=True))
+
+    async def _asked_of_cut(self, prepared: PreparedCall, pack: Pack) -> PreparedCall:
+        """The call with what the app's ``on_cut`` keeps of what a pack's cut takes, and what it says."""
+        if self._parts.on_cut is None or all(event.stage != "cut" for event in pack.events):
+            return prepared
+        notice = await ask(self._parts.on_cut, cut := UpcomingCut(pack), self._failures.warn_once)
+        prepared, host = prepared._replace(notice=notice), prepared.source.host
+        if anchors := cut.anchors():
+            return prepared.with_source(host=host._replace(anchors=ranked_anchors([*host.anchors, *anchors])))
+        return prepared
 
     def _send(self, prepared: PreparedCall, pack: Pack, session: AgentSession) -> LlmResponse | None:
         """Writes a pack into the request, and keeps what the next call and the record need of it.
