@@ -22,7 +22,7 @@ from aether_context.adk.windows import Limits, Windows
 from aether_context.adk.wiring import PackerParts
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
-from aether_context.pack import OBSERVE, Pack
+from aether_context.pack import OBSERVE
 from aether_context.policy import PackPolicy
 from aether_context.tokens.counters import SharedLRU
 
@@ -32,7 +32,7 @@ _DIGITS, _MOST_SESSIONS = 12, 4_096
 class _Unlearned(Calibrations):
     """Learns nothing: what a provider reports is of a request that was not packed."""
 
-    def reported(self, pack: Pack, counter: str, tokens: int, *, refused: bool = False) -> None:
+    def reported(self, *args: Any, **options: Any) -> None:
         """Leaves a report aside."""
 
 

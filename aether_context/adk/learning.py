@@ -13,9 +13,10 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.adk.call import AgentKey, PreviousCall, agent_key
+from aether_context.adk.call import PreviousCall
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.entries import LENGTH
+from aether_context.adk.request.sessions import AgentSession
 from aether_context.adk.session import distrust_thoughts
 from aether_context.adk.tracing import count_cached, trace_loss
 from aether_context.adk.usage import Reported, reported
@@ -34,7 +35,7 @@ from aether_context.usage.calibration import estimated
 
 logger = logging.getLogger("aether_context")
 
-_MOST_REFUSED, _MOST_CACHED = 512, 2_048
+_MOST_REFUSED = 512
 _CACHE_LOST = "session {!r}: the provider's cache did not serve what it had: `aether-context list` says at which calls"
 
 
@@ -65,15 +66,15 @@ class Learning:
     def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
         self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
-        self._cached: SharedLRU[AgentKey, tuple[str, CachedCall]] = SharedLRU(_MOST_CACHED)
 
-    async def learn_answer(self, context: CallbackContext, last: PreviousCall | None, response: LlmResponse) -> None:
+    async def learn_answer(self, context: CallbackContext, session: AgentSession, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
         error = f"{response.error_code} {response.error_message}" if response.error_code is not None else ""
-        await self._learn(context, last, response, overflow_of(error, _sent_text(last)) if error else None)
+        refused = overflow_of(error, _sent_text(session.last)) if error else None
+        await self._learn(context, session, response, refused)
 
     async def learn_failure(
-        self, context: CallbackContext, last: PreviousCall | None, request: LlmRequest, error: Exception, again: bool
+        self, context: CallbackContext, session: AgentSession, request: LlmRequest, error: Exception, again: bool
     ) -> Limits | None:
         """Records an error in the place of an answer; returns what a second try has to keep to, None where that would
         not help.
@@ -81,15 +82,15 @@ class Learning:
         Args:
             again: whether it ended a second try.
         """
-        refused = overflow_of(error, _sent_text(last))
+        refused = overflow_of(error, _sent_text(session.last))
         code = type(error).__name__ if refused is None or refused.of_thoughts else "context_window_exceeded"
         response = LlmResponse(error_code=code, error_message=str(error))
-        return await self._learn(context, last, response, refused, request.model, again)
+        return await self._learn(context, session, response, refused, request.model, again)
 
     async def _learn(
         self,
         context: CallbackContext,
-        last: PreviousCall | None,
+        session: AgentSession,
         response: LlmResponse,
         refused: Overflow | None,
         model: str | None = None,
@@ -98,12 +99,12 @@ class Learning:
         """Learns from an answer, or from an error in its place, and records it; returns the limits for a second try.
 
         Args:
-            last: the latest pack of the agent.
             refused: what the error says of a request that was too long.
             model: the one that raised it, by name.
             again: whether it ended a second try.
         """
         limits: Limits | None = None
+        last = session.last
         usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._parts.failures.guarded(
             lambda: self._parts.ledgers.track(context, response, usage), {}
@@ -125,18 +126,12 @@ class Learning:
                 if (learned := context.state.get(WINDOWS)) != windows_before:
                     self._refused.put(context.invocation_id, {WINDOWS: learned})
                 if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong
-                    self._parts.calibrations.reported(pack, last.counter, refused.sent_tokens, refused=True)
+                    self._parts.calibrations.reported(session, pack, last.counter, refused.sent_tokens, refused=True)
             if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
-                self._parts.calibrations.reported(pack, last.counter, usage.input_tokens)
+                self._parts.calibrations.reported(session, pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
-            self._parts.failures.guarded(lambda: self._watch_cache(last.name, pack, usage), None)
-            details = {"cutoff": last.cutoff, LENGTH: last.length, "step": last.planned.step.step_id}
-            details = {name: value for name, value in {**details, "notice": last.notice}.items() if value}
-            facts = {"pack_id": last.name, **last.position._asdict(), **self._parts.calibrations.note(pack), **details}
-            facts["meter"] = _meter(pack, last.policy)
-            if last.position.number:
-                facts["manifest"] = manifest_uri(last.name)
-            metadata = {**facts, **metadata}
+            self._parts.failures.guarded(lambda: self._watch_cache(session, last, usage), None)
+            metadata = {**self._facts(session, last), **metadata}
             if verdict is not None and pack.source.step.acceptance:
                 metadata[ACCEPTANCE] = {"passed": verdict.passed, "missing": list(verdict.missing)}
         # With the event, so that whoever serves the session next decides as this process would. Tools and models write
@@ -156,9 +151,23 @@ class Learning:
         self._parts.recorder.outcome(last.pack.identity, self._parts.policy.mask.json(outcome))
         return limits
 
-    def _watch_cache(self, name: str, pack: Pack, usage: Reported) -> None:
+    def _facts(self, session: AgentSession, last: PreviousCall) -> dict[str, Any]:
+        """What an answer's event says of its request."""
+        details = {"cutoff": last.cutoff, LENGTH: last.length, "step": last.planned.step.step_id, "notice": last.notice}
+        manifest = {"manifest": manifest_uri(last.name)} if last.position.number else {}
+        return {
+            "pack_id": last.name,
+            **last.position._asdict(),
+            **self._parts.calibrations.note(session, last.pack),
+            **{name: value for name, value in details.items() if value},
+            "meter": _meter(last.pack, last.policy),
+            **manifest,
+        }
+
+    def _watch_cache(self, session: AgentSession, last: PreviousCall, usage: Reported) -> None:
         """Tells the trace what a provider's cache had of a call and did not serve, and once a session also the log,
         where the app can mend it."""
+        pack, name = last.pack, last.name
         identity, tokens = pack.identity, pack.tokens
         shared_tokens = tokens.expected * (pack.prefix.shared_tokens or 0) // max(1, tokens.counted)
         call = CallUsage.of_outcome(usage._asdict(), tokens.expected, shared_tokens)
@@ -166,8 +175,8 @@ class Learning:
             return
         tools = tuple(tool.name for tool in pack.tools.sent)
         cached = CachedCall(pack.source.request.model, identity.last_event_time, tools, call)
-        answered, earlier = self._cached.get(agent_key(identity)) or ("", cached)
-        self._cached.put(agent_key(identity), (name, cached))
+        answered, earlier = session.cached or ("", cached)
+        session.cached = name, cached
         loss = cache_loss(earlier, cached, pack.prefix, READERS) if answered not in ("", name) else None
         if loss is not None:
             trace_loss(loss)

@@ -124,7 +124,7 @@ class RequestPacker:
         try:
             if llm_response.partial is not True:
                 session.is_answering = False
-                await self._learning.learn_answer(callback_context, session.last, llm_response)
+                await self._learning.learn_answer(callback_context, session, llm_response)
         except BaseException as error:
             self._failures.caught(error)
 
@@ -138,7 +138,7 @@ class RequestPacker:
         session = self._session(callback_context)
         first, session.first_try = session.first_try, None
         try:
-            limits = await self._learning.learn_failure(callback_context, session.last, llm_request, error, again=False)
+            limits = await self._learning.learn_failure(callback_context, session, llm_request, error, again=False)
             if limits is None or first is None or session.last is None:
                 return None
             return await self._second_try(callback_context, llm_request, session, first, limits)
@@ -173,7 +173,7 @@ class RequestPacker:
             self._failures.guarded(partial(self._parts.windows.accept, context, request.model or "", limits), None)
             return answer
         except Exception as error:
-            await self._learning.learn_failure(context, session.last, request, error, again=True)
+            await self._learning.learn_failure(context, session, request, error, again=True)
             return None
 
     async def on_run_error(self, invocation: InvocationContext) -> None:
@@ -274,7 +274,7 @@ class RequestPacker:
         with what a model writes for it, where the policy names one."""
         policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
         source = prepared.source
-        calibration = await self._parts.calibrations.calibration(source, name, prepared.call.context.session)
+        calibration = await self._parts.calibrations.calibration(source, name, prepared.call, session)
         problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)

@@ -17,13 +17,13 @@ from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.models.llm_response import LlmResponse
-from google.adk.sessions.session import Session
 from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
-from aether_context.adk.call import AgentKey, Caller, ModelCall, SessionKey, agent_key, session_key
+from aether_context.adk.call import Caller, ModelCall, SessionKey, session_key
+from aether_context.adk.request.sessions import AgentSession
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
@@ -34,7 +34,7 @@ from aether_context.tokens import counter_for
 from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import bare_model_name
 from aether_context.usage import CallUsage, LedgerReport, NearLimit, TokenLedger
-from aether_context.usage.calibration import RATIO, Count, TokenRatio, UsageBaseline, calibration, learn_report
+from aether_context.usage.calibration import RATIO, Reports, TokenRatio, calibration, learn_report
 
 # The ledgers of the sessions that a plugin serves: read off ADK's responses and events, held against the limits.
 #
@@ -354,23 +354,12 @@ def _stopped(call: ModelCall, error: BudgetExceededError) -> LlmResponse:
 # What providers report, kept for the next estimate: a baseline for each conversation, a ratio for each user and model.
 #
 # A ratio stands in the session's state and, across sessions, in the store. The baseline stands in the metadata of each
-# answer, so that it costs no state, and every process goes on from it alike. Between a request and its answer it is
-# kept here.
+# answer, so that it costs no state, and every process goes on from it alike.
 
 _STATE_KEY = "aether:calibration"
 
 
-class _Reports(NamedTuple):
-    """The basis of one conversation's estimates in an invocation: the last baseline and the ratio then, whether usage
-    was reported in this invocation, and the uncounted tokens of `Calibration`."""
-
-    baseline: UsageBaseline | None = None
-    ratio: TokenRatio | None = None
-    here: bool = False
-    uncounted_tokens: Count = 0
-
-
-_REPORTS = TypeAdapter(_Reports, config=ConfigDict(defer_build=True))
+_REPORTS = TypeAdapter(Reports, config=ConfigDict(defer_build=True))
 
 
 class _Owner(NamedTuple):
@@ -387,23 +376,24 @@ class Calibrations:
     def __init__(self, store: PackStore, later: Callable[[Callable[[], object]], None]) -> None:
         self._store = store
         self._later = later
-        self._reports: SharedLRU[AgentKey, _Reports] = SharedLRU(2_048)
         self._ratios: SharedLRU[_Owner, TokenRatio] = SharedLRU(4_096)
 
-    async def calibration(self, source: PackInput, counter: str, session: Session) -> Calibration | None:
+    async def calibration(
+        self, source: PackInput, counter: str, call: ModelCall, session: AgentSession
+    ) -> Calibration | None:
         """The calibration of a request, after what the session's events say of the last one."""
         identity, owner = source.identity, _owner(source, counter)
         ratio = self._ratios.get(owner)
-        reports, invocation = _last_reports(session.events, identity)
+        reports, invocation = _last_reports(call.context.session.events, identity)
         if ratio is None:
             is_own = reports.baseline is not None and reports.baseline.model == owner.by
-            ratio = await self._earlier_ratio(owner, session.state, reports.ratio if is_own else None)
+            ratio = await self._earlier_ratio(owner, call.state, reports.ratio if is_own else None)
             self._ratios.put(owner, ratio)
         if invocation != identity.invocation:
             beyond = reports.baseline.report_minus_count if reports.baseline is not None else 0
             uncounted_tokens = max(0, min(beyond, source.window // 2))
             reports = reports._replace(here=False, uncounted_tokens=uncounted_tokens)
-        self._reports.put(agent_key(identity), reports)
+        session.reports = reports
         return calibration(
             reports.baseline,
             ratio,
@@ -423,14 +413,13 @@ class Calibrations:
         known_ratios = (ratio for ratio in ratios if ratio is not None)
         return max(known_ratios, key=lambda ratio: ratio.samples, default=TokenRatio())
 
-    def reported(self, pack: Pack, counter: str, tokens: int, *, refused: bool = False) -> None:
+    def reported(self, session: AgentSession, pack: Pack, counter: str, tokens: int, *, refused: bool = False) -> None:
         """Takes in what the provider reported for a pack: input tokens, cached ones included.
 
         Args:
             refused: whether it counted them to refuse the pack, which leaves no doubt of what it counted.
         """
-        key, owner = agent_key(pack.identity), _owner(pack.source, counter)
-        reports = self._reports.get(key)
+        owner, reports = _owner(pack.source, counter), session.reports
         # To measure a request takes time, and one of less than twice its count is no surprise.
         is_many = tokens > 2 * pack.tokens.counted
         if reports is None or tokens > 2 * pack.source.window or (is_many and tokens > _most_tokens(pack)):
@@ -441,16 +430,16 @@ class Calibrations:
         baseline, learned = learn_report(
             reports.baseline, ratio, model=owner.by, epoch=epoch, counted=counted, reported=tokens
         )
-        self._reports.put(key, reports._replace(baseline=baseline, ratio=learned, here=True))
+        session.reports = reports._replace(baseline=baseline, ratio=learned, here=True)
         if learned is not ratio:
             self._ratios.put(owner, learned)
 
-    def note(self, pack: Pack) -> dict[str, JSON]:
+    def note(self, session: AgentSession, pack: Pack) -> dict[str, JSON]:
         """The metadata of an answer's event on its request: the estimate, and what the next one is based on."""
         metadata: dict[str, JSON] = {}
         if not pack.source.host.passthrough_reason:
             metadata["request_tokens"] = pack.tokens.expected
-        if (reports := self._reports.get(agent_key(pack.identity))) is not None:
+        if (reports := session.reports) is not None:
             baseline = reports.baseline._asdict() if reports.baseline is not None else None
             ratio = RATIO.dump_python(reports.ratio) if reports.ratio is not None else None
             metadata["reports"] = {**reports._asdict(), "baseline": baseline, "ratio": ratio}
@@ -490,11 +479,11 @@ def _ratios(state: Mapping[str, Any] | State) -> Mapping[str, Any]:
     return {by: ratio for by, ratio in pairs if valid(RATIO, ratio) is not None}
 
 
-def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[_Reports, str]:
+def _last_reports(events: Sequence[Event], identity: Identity) -> tuple[Reports, str]:
     """Reads the note of an agent's last answer, and its invocation; an empty one where none did."""
     for event in reversed(events):
         if event.author == identity.agent and (event.branch or "") == identity.branch:
             reports = valid(_REPORTS, noted(event).get("reports"))
             if reports is not None:
                 return reports, event.invocation_id
-    return _Reports(), ""
+    return Reports(), ""

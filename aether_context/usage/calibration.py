@@ -94,6 +94,16 @@ class UsageBaseline(NamedTuple):
         return max(0, -self.report_minus_count) // (1 if self.epoch == epoch else 2)
 
 
+class Reports(NamedTuple):
+    """The basis of one conversation's estimates in an invocation: the last baseline and the ratio then, whether usage
+    was reported in this invocation, and the uncounted tokens of `Calibration`."""
+
+    baseline: UsageBaseline | None = None
+    ratio: TokenRatio | None = None
+    here: bool = False
+    uncounted_tokens: Count = 0
+
+
 RATIO = TypeAdapter(TokenRatio)
 """Reads and writes ratios in session state and the store."""
 

@@ -13,6 +13,8 @@ from aether_context.pack import NOTHING, Epoch, Pack, PackInput
 from aether_context.store.turns import TurnFiles
 from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.counters import SharedLRU
+from aether_context.usage.cache import CachedCall
+from aether_context.usage.calibration import Reports
 
 if TYPE_CHECKING:
     from aether_context.retrieval.call_indexes import TurnIndex
@@ -64,6 +66,10 @@ class AgentSession:
     archived_end: int = 0
     """The first content that was not queued for the store."""
     growth: tuple[str, int | None] = ("", None)
+    reports: Reports | None = None
+    """What its estimates stand on, between a request and its answer."""
+    cached: tuple[str, CachedCall] | None = None
+    """The pack that was answered last, by name, and what a cache had of its call."""
     size: int = 0
     is_answering: bool = False
 
