@@ -20,7 +20,7 @@ from aether_context.conversation import (
     units,
 )
 from aether_context.conversation.strategies import NET, NORMALIZING, CutStrategy, net
-from aether_context.conversation.strategy import summary_content
+from aether_context.conversation.strategy import Decision, Effect, summary_content
 from aether_context.conversation.summary import Recap, least_summary, recap
 from aether_context.conversation.turns import protected
 from aether_context.pack import (
@@ -154,49 +154,65 @@ def _trim(draft: Draft, strategy: Strategy, conversation: Conversation) -> Conve
     if not (decision.forms or cuts):
         return conversation
     effect = conversation.effect(decision, strategy.name, lasting=lasting)
-    items, forms, origins = list(history.items), dict(history.forms), dict[int, int]()
+    items, forms = list(history.items), {**history.forms}
+    formed = {item.origin: item.content for item in effect.after.items}
     for at, form in decision.forms.items():
-        origins[at] = items[at].origin
         forms[items[at].origin] = form
         if form.form != "left_out":
-            content = conversation.formed(at, form)
+            content = formed[items[at].origin]
             how: SentForm = "extract" if form.form == "extract" else "placeholder"
-            items[at] = _unpacked(draft, items[at])._replace(
-                content=content, form=how, tokens=draft.counter.content(content)
-            )
-    if effect.act is not None:
-        draft.account = account._replace(acts=(*account.acts, effect.act))
-        new = {at: form for at, form in decision.forms.items() if at not in decision.earlier}
-        blank = [at for at, form in new.items() if form.form == "placeholder"]
-        shortened = new.keys() - blank
-        cut_at = [at for at, form in decision.forms.items() if form.form == "extract" or at in shortened]
-        stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", cut_at))
-        for stage, affected in stages:
-            if affected or (stage == "cut" and cuts):
-                note_contents(
-                    draft,
-                    stage,
-                    [origins[at] for at in affected],
-                    effect.tokens_before,
-                    effect.tokens_after,
-                    reason=decision.forms[affected[0]].reason if affected else "window",
-                    strategy=effect.act.strategy,
-                )
-    removed_origins = {origins[at] for at in decision.removed}
+            tokens = draft.counter.content(content)
+            items[at] = _unpacked(draft, items[at])._replace(content=content, form=how, tokens=tokens)
+    draft.history = history._replace(forms=forms)
+    _note_effect(draft, conversation, decision, effect, lasting=lasting)
+    removed_origins = {items[at].origin for at in decision.removed}
     if not cuts:
-        items = [item for item in items if item.origin not in removed_origins]
-        draft.history = history._replace(items=tuple(items), forms=forms)
+        draft.history = draft.history._replace(
+            items=tuple(item for item in items if item.origin not in removed_origins)
+        )
         return effect.after
-    summary, summary_place = history.summary if decision.summary is None else decision.summary, history.summary_place
-    # It stands for words: a message without its media still has all of its own.
-    worded = [at for at, form in decision.forms.items() if form.tokens != 0]
-    if decision.summary is not None and worded:
-        # A summary of earlier cuts that stands further up stays in its place.
-        at = draft.input.request.positions[origins[min(worded)]]
-        summary_place = min(at, summary_place) if history.summary else at
-    draft.history = history._replace(items=tuple(items), forms=forms, summary=summary, summary_place=summary_place)
+    summary_place = _summary_place(draft, conversation, decision)
+    summary = history.summary if decision.summary is None else decision.summary
+    draft.history = draft.history._replace(items=tuple(items), summary=summary, summary_place=summary_place)
     _take_out(draft, removed_origins)
     return effect.after
+
+
+def _note_effect(
+    draft: Draft, conversation: Conversation, decision: Decision, effect: Effect, *, lasting: bool
+) -> None:
+    """Notes what a decision did: an act, and an event for what became blank and for what left or got shorter."""
+    if effect.act is None:
+        return
+    draft.account = draft.account._replace(acts=(*draft.account.acts, effect.act))
+    forms = decision.forms
+    blank = [at for at, form in forms.items() if form.form == "placeholder" and at not in decision.earlier]
+    shorter = [
+        at for at, form in forms.items() if form.form == "extract" or not (at in decision.earlier or at in blank)
+    ]
+    stages: tuple[tuple[Stage, Sequence[int]], ...] = (("replace", blank), ("cut" if lasting else "hide", shorter))
+    for stage, affected in stages:
+        if affected or (stage == "cut" and decision.takes_anything):
+            note_contents(
+                draft,
+                stage,
+                [conversation.items[at].origin for at in affected],
+                effect.tokens_before,
+                effect.tokens_after,
+                reason=forms[affected[0]].reason if affected else "window",
+                strategy=effect.act.strategy,
+            )
+
+
+def _summary_place(draft: Draft, conversation: Conversation, decision: Decision) -> int:
+    """The place of the summary: where the first content stood whose words it tells, or further up."""
+    history = draft.history
+    # A message without its media still has all of its words.
+    worded = [at for at, form in decision.forms.items() if form.tokens != 0]
+    if decision.summary is None or not worded:
+        return history.summary_place
+    at = conversation.positions[min(worded)]
+    return min(at, history.summary_place) if history.summary else at
 
 
 def note_contents(
