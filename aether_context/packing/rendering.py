@@ -86,49 +86,35 @@ _CUTS: Mapping[Reason, EpochReason] = {"byte_net": "byte_net", "strategy": "stra
 
 def render_pack(draft: Draft) -> Pack:
     """Puts the contents in order, and writes down what became of each of them and of every candidate."""
-    source, scope, counter, packed_form = draft.input, draft.tools, draft.counter, draft.message.packed_form
-    history, account, uncounted = draft.history, draft.account, source.usage.uncounted_tokens
-    raws = source.request.contents
+    source, counter, account = draft.input, draft.counter, draft.account
     plain = _contents(draft)
-    contents = _normalized(plain, counter) if history.normalize else plain
-    sent_request = Sent(
-        system=Block(hash_text(draft.epoch.system), draft.measured["system"] - uncounted),
-        tools=(
-            *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
-            *(Block(hash_text(wire), counter.count(wire)) for wire in source.request.other_tools),
-        ),
-        contents=draft.columns.extend(
-            "block", lambda new: [Block(item.content.digest, item.tokens) for item in new], contents
-        ),
-    )
+    contents = _normalized(plain, counter) if draft.history.normalize else plain
+    sent_request = _in_blocks(draft, contents)
     reason = _reason(draft)
     last_request = sent_request.beginning() if source.binds_thoughts else (0, "")
     epoch = replace(_epoch(draft, reason), last_request=last_request)
     # What is sent of each content that came in, before it was merged with its neighbours.
     present = plain
-    if history.normalize:
+    if draft.history.normalize:
         origins = {origin for item in contents for origin in (item.origin, *(origin for origin, _ in item.members))}
         present = tuple(item for item in plain if item.origin in origins)
     rows = _rows(draft, present)
-    if history.cut:
+    if draft.history.cut:
         # What a strategy leaves out of this request alone does not come back either where a cut passed it.
-        positions = source.request.positions
+        raws, positions = source.request.contents, source.request.positions
         dead = [at for at, position in enumerate(positions) if not is_live(epoch, position)]
         newly_cut_tokens = sum(rows[at].tokens for at in dead if not _of_readers(raws[at]))
         epoch = replace(epoch, cut_tokens=source.epoch.cut_tokens + newly_cut_tokens)
     # The human message is of the task layer, and merged with a neighbour it is no item of its own any more.
     request_index = source.request.request_index
     request_tokens = next((item.tokens for item in reversed(plain) if item.origin == request_index), 0)
-    in_contents = sum(map(_TOKENS, contents))
-    conversation_tokens = in_contents - request_tokens
-    counted = sent_request.system.tokens + sum(map(_TOKENS, sent_request.tools)) + in_contents
-    calibration = source.usage.calibration
-    expected = estimated(calibration, counted)
-    anchored = calibration is not None and calibration.anchored and counter.method != "exact"
+    conversation_tokens = sum(map(_TOKENS, contents)) - request_tokens
+    tokens = _request_tokens(draft, sent_request)
+    excess = tokens.counted + source.usage.uncounted_tokens - draft.allocation.budget
     return Pack(
         source=source,
         system=draft.epoch.system,
-        tools=scope,
+        tools=draft.tools,
         contents=contents,
         sent=sent_request,
         allocation=spend(
@@ -140,39 +126,66 @@ def render_pack(draft: Draft) -> Pack:
         epoch=epoch,
         epoch_reason=reason,
         prefix=_prefix(draft, sent_request, contents),
-        verdict=_verdict(draft, contents, epoch, counted + uncounted - draft.allocation.budget),
-        tokens=RequestTokens(
-            counted=counted,
-            expected=expected,
-            whole_history=_whole_history_tokens(draft),
-            over_window=max(0, expected - source.window),
-            method="anchored" if anchored else counter.method,
-        ),
+        verdict=_verdict(draft, contents, epoch, excess),
+        tokens=tokens,
         framing_tokens=sum(draft.columns.extend("framing", counter.frames, contents)),
-        to_store=ToStore(
-            chose=not draft.epoch.has_chosen,
-            saved=draft.message.saved,
-            summary_requests=account.summaries.summary_requests,
-            counts=counter.counts,
-            stages={
-                "count": dict(draft.measured),
-                "retrieve": [
-                    [candidate.id for candidate in ranking.chosen]
-                    for ranking in (draft.rankings.memory, draft.rankings.evidence)
-                ],
-                "allocate": [layer.final for layer in draft.allocation.layers.values()],
-                "trim": [
-                    as_ranges((history.forms.keys() - history.cut).difference(map(_ORIGIN, plain))),
-                    history.states,
-                ],
-                "fit": [
-                    history.summary,
-                    [candidate.id for candidate in draft.selected.dropped],
-                    [raws[at].digest for at in sorted(history.cut)],
-                ],
-                "render": [packed_form.before, packed_form.after] if packed_form is not None else None,
-            },
+        to_store=_to_store(draft, plain),
+    )
+
+
+def _in_blocks(draft: Draft, contents: tuple[Outgoing, ...]) -> Sent:
+    """The request in blocks, each with its tokens."""
+    scope, counter = draft.tools, draft.counter
+    return Sent(
+        system=Block(hash_text(draft.epoch.system), draft.measured["system"] - draft.input.usage.uncounted_tokens),
+        tools=(
+            *map(Block, (tool.digest for tool in scope.sent), counter.tools(scope.sent)),
+            *(Block(hash_text(wire), counter.count(wire)) for wire in draft.input.request.other_tools),
         ),
+        contents=draft.columns.extend(
+            "block", lambda new: [Block(item.content.digest, item.tokens) for item in new], contents
+        ),
+    )
+
+
+def _request_tokens(draft: Draft, sent_request: Sent) -> RequestTokens:
+    counted = sum(map(_TOKENS, sent_request.blocks))
+    calibration, method = draft.input.usage.calibration, draft.counter.method
+    expected = estimated(calibration, counted)
+    anchored = calibration is not None and calibration.anchored and method != "exact"
+    return RequestTokens(
+        counted=counted,
+        expected=expected,
+        whole_history=_whole_history_tokens(draft),
+        over_window=max(0, expected - draft.input.window),
+        method="anchored" if anchored else method,
+    )
+
+
+def _to_store(draft: Draft, plain: Sequence[Outgoing]) -> ToStore:
+    """What the store keeps of how a pack was made, by its stages."""
+    history, raws, packed_form = draft.history, draft.input.request.contents, draft.message.packed_form
+    rankings = (draft.rankings.memory, draft.rankings.evidence)
+    return ToStore(
+        chose=not draft.epoch.has_chosen,
+        saved=draft.message.saved,
+        summary_requests=draft.account.summaries.summary_requests,
+        counts=draft.counter.counts,
+        stages={
+            "count": dict(draft.measured),
+            "retrieve": [[candidate.id for candidate in ranking.chosen] for ranking in rankings],
+            "allocate": [layer.final for layer in draft.allocation.layers.values()],
+            "trim": [
+                as_ranges((history.forms.keys() - history.cut).difference(map(_ORIGIN, plain))),
+                history.states,
+            ],
+            "fit": [
+                history.summary,
+                [candidate.id for candidate in draft.selected.dropped],
+                [raws[at].digest for at in sorted(history.cut)],
+            ],
+            "render": [packed_form.before, packed_form.after] if packed_form is not None else None,
+        },
     )
 
 
