@@ -108,7 +108,7 @@ class Gatherer:
             search=Search(memory_embedder=embedder),
             problems=tuple(problems),
         )
-        if reading.lasts:
+        if reading.is_tracked or not reading.loads:  # else its places are no later call's
             session.keep(history, reading.last_answer, request.positions if reading.loads else ())
         length, stable_end = _lengths(call, reading)
         return PreparedCall(call, source, history, reading.epoch, length=length, stable_end=stable_end)

@@ -60,7 +60,7 @@ def host_request(call: ModelCall, reader: Reader, session: AgentSession) -> Host
     if block is not None:
         del contents[block[0]]
     same = same_until(session.entries, contents, reader)
-    answered = session.answered_until if session.answered_until <= same else 0
+    answered = session.stable_end if session.stable_end <= same else 0
     if not call.passthrough_reason and not are_answered(contents[max(0, answered - 1) :]):
         contents, answered = with_pending(contents), 0
         same = same_until(session.entries, contents, reader)

@@ -49,11 +49,6 @@ class CallReading:
     loads: str
     is_tracked: bool
 
-    @property
-    def lasts(self) -> bool:
-        """Tells whether the places are those of later calls, too."""
-        return self.is_tracked or not self.loads
-
 
 class HistoryReader:
     """Reads what hosts show of sessions; what they do not load any more, out of the archive."""

@@ -49,8 +49,7 @@ class AgentSession:
     model: str = ""
     """The model that its contents were read for, whose rule counts media."""
     stable_end: int = 0
-    answered_until: int = 0
-    """Calls in the contents before this one have answers."""
+    """The number of entries up to the model's last answer; each call in them has an answer."""
     request: tuple[list[str | None], int] = field(default_factory=lambda: ([], -1))
     """The texts of the message that was answered last, and the content that holds just them."""
     indexes: dict[str, TurnIndex] = field(default_factory=dict)
@@ -109,11 +108,10 @@ class AgentSession:
                 if (entry := entries[at]) is not None:
                     entry.content = entry.escaped = None
         self.entries, self.stable_end = entries, history.first + last_answer
-        self.answered_until = 0 if history.first else last_answer
 
     def forget(self) -> None:
         """Forgets its conversation: its next call reads all of it, as after a restart."""
-        self.entries, self.stable_end, self.answered_until, self.asked_until = (), 0, 0, 0
+        self.entries, self.stable_end, self.asked_until = (), 0, 0
         self.rewound, self.files, self.indexes = None, None, {}
 
     def measure(self, pack: Pack) -> None:
