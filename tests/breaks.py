@@ -86,8 +86,8 @@ BREAKS = (
     Break(
         "tools-out-of-scope-stay-declared",
         "adk/request/write.py",
-        "write",
-        "if declaration.name not in pack.tools.left_out",
+        "_declared",
+        "if declaration.name not in scope.left_out",
         "if declaration.name",
     ),
     Break(
