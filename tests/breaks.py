@@ -128,11 +128,11 @@ BREAKS = (
     ),
     Break("slack-is-no-reserve", "packing/allocation.py", "allocate", "if needed > room:", "if needed > window:"),
     Break(
-        "request-gives-way-before-results-get-shorter",
+        "messages-leave-before-results-get-shorter",
         "packing/last_resort.py",
         "bring_within_window",
-        "        _shorten_responses,\n",
-        "        _shorten_request,\n        _shorten_responses,\n",
+        "        _shorten_responses,\n        _shorten_parts,\n        _drop_other_messages,\n",
+        "        _drop_other_messages,\n        _shorten_responses,\n        _shorten_parts,\n",
     ),
     Break(
         "essential-tools-are-narrowed-away",
