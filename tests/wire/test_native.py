@@ -25,6 +25,7 @@ from wire.sessions import (
     answers,
     arguments,
     asks,
+    breakers,
     calls,
     clerk,
     look_up,
@@ -64,6 +65,8 @@ def test_every_scenario_is_valid_and_inside_the_window(client: str, scenario: st
         faults = {fault.partition(":")[0] for fault in done.server.faults}
         assert faults <= ({"roles_alternate"} if scenario in DOUBLED else set())
         assert done.server.over == []
+        if client in NATIVE:
+            assert breakers(done.chat) <= {"cut", "pack"}, "nobody of the app is named"
 
 
 @pytest.mark.integration

@@ -15,7 +15,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:The model .* is deprecated:Depre
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("client", NATIVE)
-@pytest.mark.rows(5)
+@pytest.mark.rows(5, slow=6)
 def test_no_byte_changes(client: str, scenario: str) -> None:
     bodies = []
     for way in ("alone", "observe"):
