@@ -85,10 +85,10 @@ class Walk(NamedTuple):
     moves: int
 
 
-def code_lines(source: str) -> int:
+def code_lines(source: str, tree: ast.AST | None = None) -> int:
     """The lines of a module that are neither blank, nor a comment, nor in a docstring or a bare string."""
     strings: set[int] = set()
-    for node in ast.walk(ast.parse(source)):
+    for node in ast.walk(tree or ast.parse(source)):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             strings.update(range(node.lineno, (node.end_lineno or node.lineno) + 1))
     lines = enumerate(map(str.strip, source.split("\n")), 1)
@@ -103,7 +103,7 @@ def text() -> Text:
     for path in sorted(PACKAGE.rglob("*.py")):
         name, source = path.relative_to(PACKAGE).as_posix(), path.read_text(encoding="utf-8")
         tree = ast.parse(source)
-        code += (lines := code_lines(source))
+        code += (lines := code_lines(source, tree))
         run_by_calls += 0 if name.startswith(_BESIDE_CALLS) else lines
         tokens = tokenize.generate_tokens(io.StringIO(source).readline)
         comments += sum(token.type == tokenize.COMMENT for token in tokens)

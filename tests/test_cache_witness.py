@@ -128,8 +128,11 @@ def test_where_nothing_is_lost_nobody_is_named(clock: list[float]) -> None:
     assert Planted(clock).run() == {}
 
 
-def test_a_cut_is_called_a_cut(clock: list[float]) -> None:
-    cutting = Planted(clock, policy=PackPolicy(max_input_tokens=4_000)).run()
+@pytest.mark.parametrize("tools", [[look_up], []], ids=["tools", "no tools but readers, later"])
+def test_a_cut_is_called_a_cut(clock: list[float], tools: list[Any]) -> None:
+    planted = Planted(clock, policy=PackPolicy(max_input_tokens=4_000))
+    planted.agent.tools = tools
+    cutting = planted.run()
     assert "cut" in cutting.values()
     assert set(cutting.values()) <= {"cut", "pack"}, "nobody of the app is named"
 

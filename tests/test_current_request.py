@@ -92,7 +92,7 @@ def test_the_request_stays_word_for_word_while_anything_older_takes_room(window,
 
 def test_a_request_that_alone_passes_the_window_is_shortened_last():
     chat = Chat(["Fine. " + words(200, f"a{at}") for at in range(12)], policy=small(3_000))
-    chat.say(*(f"Note {at}: {words(150, f'q{at}w')}" for at in range(11)), words(9_000, "huge"))
+    chat.say(*(f"Note {at}: {words(150, f'q{at}w')}" for at in range(11)), words(4_000, "huge"))
     last = chat.sent[-1]
     assert "huge0 " in last.text
     assert "The middle of this message is left out" in last.text

@@ -15,7 +15,9 @@ import packs
 import pytest
 import scenarios
 
-from aether_context import PackStore, build_pack
+from aether_context import PackStore, build_pack, replay
+from aether_context.canonical import hash_text
+from aether_context.errors import ReplayMismatch
 from aether_context.store import SCHEMA_VERSION
 from aether_context.store.replay import Replayer
 
@@ -63,6 +65,12 @@ def test_recorded_packs_of_every_schema_version_load_and_replay(folder: Path) ->
         manifest.verify()
         assert manifest.schema_version == int(folder.name)
         assert replayer.replay(manifest).matches
+
+
+def test_a_request_other_than_the_recorded_one_is_no_replay() -> None:
+    manifest = next(PackStore(PRESENT).manifests())
+    with pytest.raises(ReplayMismatch):
+        replay(manifest.model_copy(update={"checksum": hash_text("another request")}), PackStore(PRESENT))
 
 
 def test_they_show_what_they_are_there_for() -> None:

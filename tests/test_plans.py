@@ -351,6 +351,16 @@ def test_a_step_too_large_is_made_to_fit_by_default() -> None:
     chat.replays()
 
 
+def test_a_step_of_whose_checklist_a_part_is_sent_is_invalid() -> None:
+    plan = {**TOO_LARGE, "acceptance": ["the rule is cited", words(2_000)]}
+    chat = Chat(state=planned(plan), policy=small(1_000))
+    chat.say("go")
+    assert "the rule is cited" in chat.sent[0].human()
+    manifest = chat.manifests()[0]
+    assert manifest.validity == "invalid"
+    assert "1 of 2 acceptance items" in manifest.invalid_reason
+
+
 PLANS = [
     json.loads(line) for line in (Path(__file__).parent / "plan_forms.jsonl").read_text(encoding="utf-8").splitlines()
 ]

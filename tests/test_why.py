@@ -336,6 +336,25 @@ def test_a_result_that_was_an_extract_and_then_cut_was_cut() -> None:
     assert [(span.form, span.first) for span in result.spans] == [("offloaded", 2), ("summarized", cut_at)]
 
 
+def test_of_equal_results_the_reason_is_that_of_the_one_that_was_read_last() -> None:
+    def gauge(key: str) -> str:
+        """Reads a gauge."""
+        return f"The gauge at Skagen stands at 613 mm. {words(60, 'g')}"
+
+    asked = {turn: [call("gauge", key="a")] for turn in (1, 4, 9)}
+    script = [reply for turn in range(12) for reply in (*asked.get(turn, []), f"Noted. {words(120, f'a{turn}w')}")]
+    policy = PackPolicy(max_input_tokens=2_500, offload={"mode": "off"}, retrieval={"recall": False})
+    chat = Chat(script, [gauge], policy)
+    chat.say(*(f"Turn {turn}: {words(80, f't{turn}w')}" for turn in range(12)))
+    cuts = [manifest.number for manifest in chat.manifests() if manifest.epoch_reason == "high_water"]
+    assert len(cuts) == 3
+    (sentence,) = why(chat.store, "stands at 613 mm").sentences
+    assert f"did not read it: cut before call {cuts[-1]}: " in sentence
+    assert f"The last call that did is {cuts[-1] - 1}." in sentence
+    (sentence,) = why(chat.store, "stands at 613 mm", call=cuts[1]).sentences
+    assert f"did not read it: cut before call {cuts[1]}: " in sentence
+
+
 def test_an_offloaded_result_says_at_which_call_it_was_read_back(tmp_path: Path) -> None:
     store = PackStore(str(tmp_path))
     script = [call("tide_table", harbour="Skagen"), "The tides are known."]

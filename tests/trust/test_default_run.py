@@ -15,7 +15,7 @@ import pytest
 from aether_context import PackStore, verify
 
 LIFE = Path(__file__).parent.parent / "default_life.py"
-LIVES = 8
+LIVES = 4
 
 
 @pytest.mark.slow

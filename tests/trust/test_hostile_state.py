@@ -41,7 +41,7 @@ def begun() -> tuple[Chat, Any]:
 
 
 @pytest.mark.parametrize("odd", ODD)
-@pytest.mark.rows(1)
+@pytest.mark.rows(1, slow=4)
 def test_odd_values_in_state_stop_nothing(
     begun: tuple[Chat, Any], odd: str, figure: Callable[[str, float], None]
 ) -> None:

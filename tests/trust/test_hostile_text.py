@@ -196,7 +196,7 @@ def wide_stall(answer: dict[str, Any], plugins: list[Any]) -> float:
 
 @pytest.mark.parametrize("window", [20_000, 1_000_000])
 @pytest.mark.parametrize("kind", WIDE)
-@pytest.mark.slow
+@pytest.mark.rows(0, slow=6)
 def test_no_result_of_many_values_stalls_the_event_loop(kind: str, window: int, figure: Figure) -> None:
     """ADK itself copies a result of 200,000 values for a quarter of a second; what the plugin adds is looked at."""
     policy, added = PackPolicy(max_input_tokens=window), []

@@ -365,7 +365,7 @@ def pages(tenants: Tenants) -> None:
     ("owners", "rounds"),
     [
         pytest.param(ODD[::9], 1, id="some odd"),
-        pytest.param(PLAIN, 2, id="plain", marks=pytest.mark.slow),
+        pytest.param(PLAIN, 2, id="plain", marks=pytest.mark.soak),
         pytest.param(ODD[::2], 1, id="odd", marks=pytest.mark.slow),
         pytest.param(MANY, 7, id="plain, long", marks=pytest.mark.soak),
         pytest.param(ODD, 9, id="odd, long", marks=pytest.mark.soak),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sqlite3
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing
 from pathlib import Path
@@ -100,16 +99,12 @@ def told(seed: int, outages: bool) -> dict[str, Any]:
     return life
 
 
-def kill(live: Live, house: House, outages: bool, number: int, seconds: float, figure: Figure) -> None:
-    """Lets lives be lived and killed, up to a number of them or of seconds, and looks for what they were told is kept.
+def kill(live: Live, house: House, outages: bool, number: int, figure: Figure) -> None:
+    """Lets so many lives be lived and killed, and looks for what they were told is kept.
 
     What waited in the spool is in the store after one more life, which nobody kills.
     """
-    until = time.monotonic() + seconds
-    lived = list[Life]()
-    lost = set[str]()
-    while len(lived) < number and time.monotonic() < until:
-        lived.append(live(house, **told(len(lived), outages)))
+    lived, lost = [live(house, **told(seed, outages)) for seed in range(number)], set[str]()
     lived.append(live(house, seed=number, turns=2))
     assert spool(house).paths() == {}
     for life in lived:
@@ -124,10 +119,10 @@ def kill(live: Live, house: House, outages: bool, number: int, seconds: float, f
 
 @pytest.mark.parametrize("outages", [pytest.param(False, marks=pytest.mark.soak), True])
 def test_what_was_acknowledged_outlives_kills(live: Live, house: House, outages: bool, figure: Figure) -> None:
-    kill(live, house, outages, 50, 3.0, figure)
+    kill(live, house, outages, 6, figure)
 
 
 @pytest.mark.soak
 @pytest.mark.parametrize("outages", [False, True])
 def test_what_was_acknowledged_outlives_many_kills(live: Live, house: House, outages: bool, figure: Figure) -> None:
-    kill(live, house, outages, 250, 600.0, figure)
+    kill(live, house, outages, 250, figure)

@@ -133,7 +133,7 @@ def longest_stall(plugins: Sequence[ContextPackPlugin], count: int) -> float:
     return max(later - earlier for earlier, later in pairwise(beats))
 
 
-@pytest.mark.slow
+@pytest.mark.soak
 def test_two_hundred_sessions_that_wake_together(figure: Callable[[str, float], None]) -> None:
     """ADK itself takes one round of the loop for all that it does before the first model call; packs add little."""
     alone = longest_stall([], 200)

@@ -23,6 +23,7 @@ from wire.servers import Claude, Gemini, Ollama, OpenAI, Provider, Refusal, Repl
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
+from aether_context.lab.reading.cache import CacheWitness
 
 Way: TypeAlias = Literal["plugin", "alone", "compaction", "both", "observe"]
 Message: TypeAlias = str | types.Content | Callable[[list[Event]], types.Content]
@@ -376,3 +377,10 @@ def run(
 
         asyncio.run(played())
         yield Run(server, failed, chat)
+
+
+def breakers(chat: Chat) -> set[str]:
+    """Who made calls of a chat lose what a cache held, by the witness of caches."""
+    witness = CacheWitness()
+    losses = [witness.add(one, one.usage(chat.store.outcome(one))) for one in chat.store.manifests()]
+    return {loss.breaker for loss in losses if loss is not None}

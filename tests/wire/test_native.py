@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from typing import Any
 
@@ -25,6 +26,7 @@ from wire.sessions import (
     answers,
     arguments,
     asks,
+    breakers,
     calls,
     clerk,
     look_up,
@@ -64,6 +66,32 @@ def test_every_scenario_is_valid_and_inside_the_window(client: str, scenario: st
         faults = {fault.partition(":")[0] for fault in done.server.faults}
         assert faults <= ({"roles_alternate"} if scenario in DOUBLED else set())
         assert done.server.over == []
+        if client in NATIVE:
+            assert breakers(done.chat) <= {"cut", "pack"}, "nobody of the app is named"
+
+
+@pytest.mark.parametrize("window", [8_000, 40_000])
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("client", NATIVE)
+@pytest.mark.rows(2, slow=8)
+def test_no_loss_of_a_cache_is_called_the_apps(client: str, scenario: str, window: int) -> None:
+    with run(client, SCENARIOS[scenario](), window=window) as done:
+        assert len(done.chat.manifests()) > 5
+        assert breakers(done.chat) <= ({"cut", "pack"} if window == 8_000 else set())
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("client", NATIVE)
+@pytest.mark.rows(5, slow=6)
+def test_observing_changes_no_byte(client: str, scenario: str) -> None:
+    bodies = []
+    for way in ("alone", "observe"):
+        with run(client, SCENARIOS[scenario](), way=way) as done:
+            bodies.append([json.dumps(request.body) for request in done.server.requests])
+            manifests = done.chat.manifests() if way == "observe" else []
+    assert bodies[0] == bodies[1]
+    assert len(manifests) >= len(bodies[1]) > 0
+    assert {manifest.arm for manifest in manifests} == {"observe"}
 
 
 @pytest.mark.integration

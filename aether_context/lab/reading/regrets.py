@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
-from typing import Any, Literal, TypeAlias
+from typing import Literal, TypeAlias
 
 from aether_context.conversation.epoch import is_live
 from aether_context.errors import AetherContextError
@@ -97,9 +97,8 @@ def _regret(
     """A regret for what came ``anew``, with its tokens and price."""
     manifest = call.manifest
     tokens, prices = counter_for(manifest.model).count(anew), prices_of(manifest.model, manifest.last_event_time)
-    cost = prices and prices.cost(input_tokens=tokens)
-    facts: dict[str, Any] = {"call": manifest, "lacking": lacking, "kind": kind, "tool": tool, "cut": cut}
-    return Regret(**facts, text=text, tokens=tokens, cost_usd=cost)
+    usd = prices and prices.cost(input_tokens=tokens)
+    return Regret(call=manifest, lacking=lacking, kind=kind, tool=tool, cut=cut, text=text, tokens=tokens, cost_usd=usd)
 
 
 def _said_again(call: RecordedCall, lacking: Manifest, index: int, cut_at: Mapping[int, int]) -> Iterator[Regret]:

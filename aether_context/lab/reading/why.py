@@ -408,7 +408,7 @@ class _Search:
             history_reads = [call for call in reads.get(HISTORY, ()) if is_cut and call in reader_calls]
             spot.read_back = reads.get(spot.uri, ()) if spot.uri else tuple(history_reads)
         last_calls = {_key(manifest): manifest for manifest in subjects}
-        places = sorted(self.places.items(), key=lambda item: not _holds_at(item[1], last_calls[item[0][:-1]].number))
+        places = sorted(self.places.items(), key=lambda it: _last_read(it[1], at := last_calls[it[0][:-1]].number) < at)
         agents = sorted({name[:-1] for name in self.places}, key=lambda key: (-last_calls[key].last_event_time, key))
         return Answer(
             text=self._text,
@@ -438,7 +438,9 @@ class _Search:
         elif is_read is None:
             sentence = f"Whether {agent} {verb} at {call} is not known: the texts of its request are not recorded."
         else:
-            spot, act = (current[0][0], current[0][1].act) if current else (places[0], "")
+            # Of several texts the reason is that of the one which was read last, or else came last.
+            current.sort(key=lambda pair: (_last_read(pair[0], number), bool(pair[1].act)))
+            spot, act = (current[-1][0], current[-1][1].act) if current else (places[0], "")
             reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
             earlier = [it.last for at in places for it in at.spans if (it.holds or it.elsewhere) and it.last < number]
             last = f" The last call that did is {max(earlier)}." if earlier else ""
@@ -457,8 +459,9 @@ class _Search:
             return f"no setting could be tried: {error}"
 
 
-def _holds_at(spot: Place, number: int) -> bool:
-    return any(span.holds and span.first <= number <= span.last for span in spot.spans)
+def _last_read(spot: Place, number: int) -> int:
+    """The last call up to one whose request held the words at a place; 0 where none did."""
+    return max((min(span.last, number) for span in spot.spans if span.holds and span.first <= number), default=0)
 
 
 def _listed(places: Sequence[Place]) -> Iterator[str]:
