@@ -212,6 +212,16 @@ def test_words_give_way_to_names_numbers_and_identifiers() -> None:
     assert "Bern" not in made
 
 
+def test_long_names_give_way_to_short_ones_of_a_weaker_rank() -> None:
+    paths = [f"/home/ada/projects/claims/extracted/claim_{at:03}/form.pdf" for at in range(9)]
+    contents = [*(called("read", str(at), path=path) for at, path in enumerate(paths))]
+    made = table(*contents, answered("list", "9", "EMP004\nEMP006\n2024-12-16"), room=70)
+    used, seen = made.splitlines()
+    assert seen == "- seen: EMP004; EMP006; 2024-12-16"
+    assert used.startswith(f"- used: {paths[-1]}")
+    assert paths[0] not in used
+
+
 def test_other_fields_give_way_to_the_one_that_the_user_asks_about() -> None:
     def with_request(request: str, count: int) -> str:
         accounts = [{"id": f"A-{at}", "routing": 70_100 + at, "balance": 81_200 + at} for at in range(count)]
