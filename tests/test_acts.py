@@ -102,6 +102,12 @@ def test_calls_side_by_side_have_a_line_each() -> None:
     ]  # fmt: skip
 
 
+def test_a_small_summary_has_room_for_some_acts() -> None:
+    acts = [one for n in range(4) for one in (call("post_credit_note", invoice=f"INV-{n}", eur=420 + n), "Done.")]
+    chat = worked(acts, turns=14, tools=[post_credit_note])
+    assert len(ledger(chat)) == 4
+
+
 def test_of_a_long_act_both_ends_stand_and_no_line_is_long() -> None:
     text = "Dear Ann, " + "we write to you about the roof. " * 200 + "Yours, Bob."
     chat = worked([call("send_letter", to="ann", text=text), "Done."], tools=[send_letter])

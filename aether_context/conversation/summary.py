@@ -54,6 +54,8 @@ _LIST_SHARE = 0.25
 """The most of a to-do list."""
 _HISTORY_LINE = f'- every earlier turn, word for word: {HISTORY} (search its words, "call 7" or "2025-01-31")'
 _LEDGER, _SHORT_RESULTS, _ENTITIES = 0.25, 0.2, 0.7
+_LEAST_LEDGER = 160
+"""Tokens that acts and errors may take in half of any room: some five of them."""
 _FIRST = 0.7
 _LEAST_ADDED, _MOST_ADDED = 0.15, 0.3
 
@@ -114,7 +116,8 @@ def recap(
     entries = "\n".join(bullet for bullet in bullets if is_entry(bullet))
     texts = "\n".join(bullet for bullet in bullets if not (is_entry(bullet) or is_act(bullet)))
     ledger = [*filter(is_act, bullets), *acts_of(cut, prior.acting)]
-    acts = fitting(ledger, int(_LEDGER * room), 0, counter=counter)
+    for_acts = max(int(_LEDGER * room), min(_LEAST_LEDGER, room // 2))
+    acts = fitting(ledger, for_acts, 0, counter=counter)
     # Acts take what later cuts could add before they take what the table has.
     room_beside = room - max(0, counter.count(acts) - spare) - 2
     table = entity_table(
@@ -132,7 +135,7 @@ def recap(
         cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=prior.media
     )
     unspent = min(limit - counter.count(summary), int(_SHORT_RESULTS * room))
-    lines = fitting(ledger, int(_LEDGER * room), unspent, counter=counter)
+    lines = fitting(ledger, for_acts, unspent, counter=counter)
     result = "\n".join(filter(None, (summary, lines, table))) or calls_line(cut, max_tokens=room, counter=counter)
     text = "\n".join(filter(None, (kept_summary, result)))
     missing = [mark for mark in marks if mark not in text]
