@@ -90,6 +90,18 @@ def test_a_line_unlike_the_rest_is_shown_whatever_its_words(odd):
     assert odd in extract_of("\n".join(lines), "What happened?", 400).text
 
 
+def test_the_oddest_lines_stand_with_all_that_belong_to_them():
+    failure = ["FAIL src/ledger.test.ts", "  ● Ledger › balance after transfer", "    Expected: 70", "    Received: 68"]
+    failure += [
+        f"      {at} |   book.transfer({word * 5})" for at, word in enumerate(("from", "into", "thirty", "for"))
+    ]
+    failure += ["      at Object.<anonymous> (src/ledger.test.ts:41:24)"]
+    lines = [f"PASS src/{area}{at}.test.ts" for at in range(1_500) for area in ("billing", "stock")]
+    lines[1_800:1_800] = failure
+    shown = extract_of("\n".join([*lines, "Suites: 1 wrong, 3000 right"]), "", 540)
+    assert "\n".join(failure) in shown.text
+
+
 def test_every_file_of_a_diff_is_named():
     parts = [f"diff --git a/m{at}.py b/m{at}.py\n" + f"-old {at}\n+new {at}\n" * 90 for at in range(25)]
     shown = extract_of("\n".join(parts), "", 800)

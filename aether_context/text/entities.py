@@ -124,11 +124,11 @@ def entity_table(
     tokens_left, address_tokens_left = max_tokens, int(ADDRESS_SHARE * max_tokens)
     shortest_rejected = math.inf  # characters of the shortest address that found no room
     ordered: list[tuple[Rank, str]] = []
-    beside: dict[Rank, str] = {}  # for each rank what is named already
+    known_lines: dict[Rank, str] = {}  # for each rank what is named already
     for number, rank in enumerate(RANKS, start=1):
         # What a weaker line names goes with that line where room gets short.
         weaker = tuple(_TITLES[other] for other in RANKS[number:])
-        beside[rank] = "\n".join(line for line in known.splitlines() if not line.startswith(weaker))
+        known_lines[rank] = "\n".join(line for line in known.splitlines() if not line.startswith(weaker))
         tokens_left -= counter.count(_TITLES[rank])
         entities = [name for name, strongest in best.items() if strongest == rank and name not in unlisted]
         records = _asked_records(entities, asked_words)
@@ -142,7 +142,7 @@ def entity_table(
             continue
         if prepare is not None and at % _BATCH == 0:
             prepare([*_written(ordered[at : at + _BATCH], chosen_names)])
-        if entity in listed or entity in beside[rank] or (is_address and len(entity) >= shortest_rejected):
+        if entity in listed or entity in known_lines[rank] or (is_address and len(entity) >= shortest_rejected):
             continue
         record, field = _of_record(entity)
         cost = counter.count(*_written([(rank, entity)], chosen_names))

@@ -65,6 +65,9 @@ _NOTE_TOKENS = 8.0
 _NAMES_SHARE, _DIGEST_NAMES, _DIGEST_SHARE = 0.35, 0.1, 0.93
 """The share of an extract for names from other lines, the same beside a digest, and that of the digest's records."""
 _MOST_ODD, _MOST_HEADS = 60, 200
+_ODDEST, _FOR_ODD, _MOST_FOR_ODD = 2, 0.3, 0.5
+"""Blocks of odd lines that are shown whole, the share of all such lines, and the most of it where these blocks need
+more: an error often has its place in its last line."""
 
 
 class Excerpt(NamedTuple):
@@ -129,7 +132,8 @@ def shorten(
     words = query_words(query)
     numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
     holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
-    odd = list(islice(chain.from_iterable(odd_lines(lines)), _MOST_ODD))
+    odd_blocks = odd_lines(lines)
+    odd = list(islice(chain.from_iterable(odd_blocks), _MOST_ODD))
     columns, heads = ([], []) if outline else (column_names(lines), headings(lines)[:_MOST_HEADS])
     numbers = sorted({*numbers, *odd, *columns, *heads, *chain.from_iterable(holding)})
     texts = [printable(lines[number]) for number in numbers]
@@ -141,10 +145,12 @@ def shorten(
     places_of = {number: at for at, number in enumerate(numbers)}
     pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
     head_places = [places_of[number] for number in heads]
+    oddest = [places_of[number] for number in chain.from_iterable(odd_blocks[:_ODDEST])]
+    oddest_share = sum(cost[at] for at in oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
     rankings = [
         (0.2, pinned_places),
         (0.3, _best_first(_relevance(texts, query))),
-        (0.3, [places_of[number] for number in odd]),
+        (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [places_of[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [places_of[number]]) for number in columns),
         (0.3, dense),
