@@ -354,6 +354,17 @@ def test_of_passages_that_say_the_same_one_is_enough():
     assert "refused" in texts[0]
 
 
+def test_a_passage_of_which_most_is_in_the_request_comes_last():
+    sent = [f"the claim of Lund, part {at}, was settled with papers and seals by the whole board" for at in range(3)]
+    rest = [f"{'another claim was paid with papers in May, as people say ' * 4}{at}" for at in range(2)]
+    findings = Searcher(lines_view("\n".join([*sent, "claim 9", *rest])), embedder="none").search(
+        "outcome of Lund, date of its end, who got it paid", max_tokens=900, counter=COUNTER, sent_text="\n".join(sent)
+    )
+    assert findings.how == "ranked"
+    assert len(findings.passages) > 1
+    assert sent[0] in findings.passages[-1].text
+
+
 def test_a_search_that_looks_like_a_pattern_is_literal():
     searcher = Searcher(lines_view(("a" * 300 + "\n") * 200 + "cost (a+)+$ here\n" + log(20)))
     found = searcher.search("(a+)+$", max_tokens=300, counter=COUNTER)
