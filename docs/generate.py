@@ -120,7 +120,6 @@ def manifest_fields() -> str:
         "texts",
         "offered",
         "masked",
-        "segment",
         "segments",
         "stages",
         "contents",

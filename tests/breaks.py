@@ -379,7 +379,7 @@ BREAKS = (
     Break(
         "viewer-hides-what-is-over-the-window",
         "lab/viewer/calls.py",
-        "CallReader._read",
+        "CallReader._call",
         '"over the window": manifest.over_window,',
         '"over the window": manifest.over_window > manifest.window,',
     ),

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from wording import MANIFEST, OUTCOME, SUMMARY_TITLE
+from wording import MANIFEST, SUMMARY_TITLE
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation import Conversation, Decision, strategies_of, units
@@ -32,7 +32,7 @@ from aether_context.pack import (
 from aether_context.packing import build_pack, next_input
 from aether_context.policy import ConversationSettings, PackPolicy
 from aether_context.store import Manifest, PackStore, Recording, Tip, record
-from aether_context.store.pack_file import segment_path
+from aether_context.store.pack_file import LOG, numbers_of, read_segment
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
 
@@ -183,14 +183,17 @@ def changed(given: PackInput, **fields: Any) -> PackInput:
     return given._replace(**fields)
 
 
-def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str, str]:
-    """The paths of a pack's manifest, of its segment of the log, and of its outcome, which need not be there."""
-    place = store.place(manifest)
-    return f"{place}/{MANIFEST}", segment_path(place, manifest.segment), f"{place}/{OUTCOME}"
+def paths_of(store: PackStore, manifest: Manifest) -> tuple[str, str]:
+    """The paths of a pack's manifest, and of the segment of the log that holds its record."""
+    folder = f"{store.files.place(*manifest.session_key)}/{LOG}"
+    segments = [file.path for file in store.files.files(folder) if manifest.number in numbers_of(file.name)]
+    if len(segments) > 1:  # that of its outcome is another one
+        segments = [path for path in segments if manifest.record in read_segment(store.files.read(path))[0]]
+    return f"{store.place(manifest)}/{MANIFEST}", segments[0]
 
 
 def rewrite(store: PackStore, manifest: Manifest, way: Callable[[bytes], bytes], file: int = 0) -> None:
-    """Changes a file of a pack: 0 the manifest, 1 what is in its segment of the log, 2 the outcome."""
+    """Changes a file of a pack: 0 the manifest, 1 what is in its segment of the log."""
     path = paths_of(store, manifest)[file]
     data = store.files.read(path)
     text = gzip.decompress(data) if file == 1 else data

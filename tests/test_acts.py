@@ -149,6 +149,6 @@ def test_the_store_masks_the_ledger_before_anything_is_cut_short() -> None:
     text = f"the key is {key}, " + "and it is for the roof. " * 200
     script = [call("send_letter", to="ann", text=text), "Done."]
     chat = worked(script, tools=[send_letter], redact=["secrets"])
-    recorded = "".join(str(chat.store.texts(manifest)) for manifest in chat.manifests())
+    recorded = "".join(str(chat.store.log(manifest).texts) for manifest in chat.manifests())
     assert "- did: send_letter" in recorded
     assert key[:14] not in recorded

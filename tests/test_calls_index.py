@@ -186,7 +186,7 @@ def test_an_outcome_that_came_after_its_block_is_read(store: PackStore) -> None:
     fill(store, outcomes=False)
     assert len(blocks(store)) == 2
     for manifest in list(store.manifests()):
-        store.write_outcome(manifest, {"input_tokens": 5})
+        store.write_all([], [(manifest, {"input_tokens": 5})])
     outcomes = [call.outcome or {} for call in store.calls(store.listed(), outcomes=True)]
     assert [outcome.get("input_tokens") for outcome in outcomes] == [5] * CALLS
 

@@ -128,7 +128,7 @@ def test_inspect_tells_unknown_from_nothing_cached(outcome: dict[str, Any] | Non
     store = PackStore(f"memory://cli-{next(_numbers)}")
     manifest = packs.chain(store, 1)[0]
     if outcome is not None:
-        store.write_outcome(manifest, outcome)
+        store.write_all([], [(manifest, outcome)])
     output = run("inspect", store=store).stdout
     assert f"provider served  {said}" in output
     assert "could be served  unknown: this is the first request" in output
@@ -520,7 +520,8 @@ def test_a_store_that_is_copied_elsewhere_goes_on_there(tmp_path: Path) -> None:
 
 def answered(store: PackStore, manifest: Manifest, read: int | None, **more: Any) -> None:
     """Records what became of a pack's call."""
-    store.write_outcome(manifest, {"input_tokens": read, "output_tokens": 10, "cached_tokens": None, **more})
+    outcome = {"input_tokens": read, "output_tokens": 10, "cached_tokens": None, **more}
+    store.write_all([], [(manifest, outcome)])
 
 
 def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore) -> None:

@@ -140,8 +140,8 @@ _ID = re.compile(
     r"e-[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}|pack_[\w.-]+"
 )
 _LEFT_OUT = (
-    "before", "counts", "digest", "extends", "masked", "offered", "outcome_before", "policy", "record", "segment",
-    "setting", "stored", "texts",
+    "before", "counts", "digest", "extends", "masked", "offered", "outcome_before", "policy", "record", "setting",
+    "stored", "texts",
 )  # fmt: skip
 """Fields that hash ids or every setting there is, the counts of single texts, which rows have too, and what was written
 beside packs meanwhile."""

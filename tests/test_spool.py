@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 import time
+from collections.abc import Callable
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,10 @@ from typing import Any
 import pytest
 from failing import FailingFileSystem
 from packs import recording
-from scripted import Chat, sound
+from scripted import Chat, call, sound
 from upkeep import forget
 
-from aether_context import PackStore
+from aether_context import PackStore, verify
 from aether_context.adk import ContextPackPlugin
 from aether_context.canonical import hash_bytes
 from aether_context.errors import StoreError
@@ -117,7 +118,7 @@ def test_what_waits_of_a_user_who_is_forgotten_never_arrives(url):
     FailingFileSystem.down = False
     kept = f"{store.place(packs['ann', 's1'])}/manifest.json"
     (name,) = (name for name in spool.listed("waiting") if spool.read(name)[0] == kept)
-    spool.take_out(name, ASIDE)
+    spool.take_out(name, folder=ASIDE)
 
     assert kept in forget(store, "app", "ann", "s1")
     assert [path for path in spool.paths() if "/ann/s1" in path] == []
@@ -192,3 +193,88 @@ def test_what_waits_is_delivered_in_time_that_grows_with_its_number(url, tmp_pat
         wait_until(files.spool.is_empty)
         seconds.append(time.process_time() - began)
     assert seconds[1] < 10 * seconds[0]
+
+
+# batches
+
+
+def batched(url: str, meanwhile: Callable[[], object] = lambda: None) -> Chat:
+    """A chat whose second message leads to three calls, between which something happens; its store is no folder."""
+
+    def wait(number: int) -> str:
+        """Waits."""
+        if number == 2:
+            meanwhile()
+        return f"waited {number}"
+
+    script = ["hello", call("wait", number=1), call("wait", number=2), "done", "bye"]
+    return Chat(plugin=ContextPackPlugin(store=url, on_error="raise"), tools=[wait], script=script)
+
+
+def delivered(url: str) -> list[str]:
+    session = PackStore(url).files.place("shop", "ann", "s1")
+    return sorted(path.rpartition("/")[2] for path in FailingFileSystem.held if path.startswith(f"{session}/"))
+
+
+def checked(chat: Chat, packs: int) -> None:
+    """So many packs are in the store, each with its outcome, and nothing is missed or waits."""
+    wait_until(spool_of(PackStore(chat.store.url).files).is_empty)
+    store = PackStore(chat.store.url)
+    manifests = sound(store)
+    assert len([manifest for manifest in manifests if store.outcome(manifest)]) == len(manifests) == packs
+    assert verify(store, asyncio.run(chat.held())).faults == {}
+    assert spool_of(store.files).paths() == {}
+
+
+def test_a_run_adds_one_segment_to_the_log_and_a_manifest_a_call(url):
+    seen = []
+    chat = batched(url, lambda: seen.append(delivered(url)))
+    chat.say("hi")
+    wait_until(lambda: len(delivered(url)) == 2)
+    first = delivered(url)
+    assert [name[:14] for name in first] == ["000001-000001-", "manifest.json"]
+    chat.say("wait")
+    assert seen == [first]
+    wait_until(lambda: len(delivered(url)) == 6)
+    assert [name[:14] for name in delivered(url)] == ["000001-000001-", "000002-000004-", *["manifest.json"] * 4]
+    checked(chat, 4)
+
+
+def test_a_run_that_takes_long_is_written_meanwhile(url, monkeypatch):
+    monkeypatch.setattr("aether_context.adk.services.recorder._BATCH_SECONDS", 0.0)
+    chat = batched(url, lambda: wait_until(lambda: delivered(url).count("manifest.json") >= 3))
+    chat.say("hi", "wait")
+    checked(chat, 4)
+
+
+@pytest.mark.parametrize("is_killed", [True, False])
+def test_a_process_that_starts_writes_the_batches_of_others(url, is_killed):
+    """Of one that was killed, and of one that goes on: what both write is the same."""
+    chat = batched(url, lambda: ContextPackPlugin(store=url) if not is_killed else None)
+    chat.say("hi")
+    recorder = chat.plugin._packer._parts.recorder
+    if is_killed:
+        recorder._finish = lambda *_, **__: None
+    chat.say("wait")
+    if is_killed:
+        assert delivered(url).count("manifest.json") == 1
+        assert len(recorder._batching.paths()) == 3 * 3
+        asyncio.run(ContextPackPlugin(store=url).close())
+    checked(chat, 4)
+
+
+@pytest.mark.parametrize("machine", ["this", "another"])
+def test_a_session_that_is_forgotten_in_a_run_goes_on_anew(url, machine):
+    """What another machine cannot forget is what waits here: it is whole by itself."""
+
+    def forget_all() -> None:
+        wait_until(lambda: not chat.plugin._packer._parts.recorder._waiting)
+        if machine == "this":
+            forget(PackStore(url), "shop", "ann")
+        user = PackStore(url).files.place("shop", "ann")
+        for path in [path for path in FailingFileSystem.held if path.startswith(f"{user}/")]:
+            del FailingFileSystem.held[path]
+
+    chat = batched(url, forget_all)
+    chat.say("hi", "wait", "go on")
+    checked(chat, {"this": 2, "another": 4}[machine])

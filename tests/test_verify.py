@@ -26,11 +26,11 @@ from wording import FORGOTTEN, MANIFEST
 
 from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService
-from aether_context.canonical import hash_json, readable_json
+from aether_context.canonical import canonical_json, readable_json
 from aether_context.errors import PackNotFound
 from aether_context.lab.cli import main
 from aether_context.store.files import File, Files
-from aether_context.store.pack_file import manifest_file, segment_path
+from aether_context.store.pack_file import manifest_file, outcome_line, read_segment
 from aether_context.store.spool import Spool, SpooledFiles
 
 
@@ -59,8 +59,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
     assert verify(store, replays=True).faults == {}
     kinds = by_kind(store)
     assert kinds.keys() == {
-        "pack", "segment", "outcome", "message", "record", "evidence", "artifact", "name", "summary", "calibration",
-        "forgotten",
+        "pack", "segment", "message", "record", "evidence", "artifact", "name", "summary", "calibration", "forgotten",
     }  # fmt: skip
     chance = random.Random(1)
     for files in kinds.values():
@@ -69,8 +68,7 @@ def test_a_flipped_bit_is_found_in_every_kind_of_file(store: PackStore) -> None:
             store.files.replace(
                 files[0].path, data[:at] + bytes([data[at] ^ (1 << chance.randrange(8))]) + data[at + 1 :]
             )
-            is_of_pack = kind_of(files[0]) in ("pack", "outcome")
-            path = files[0].path.rpartition("/")[0] if is_of_pack else files[0].path
+            path = files[0].path.rpartition("/")[0] if kind_of(files[0]) == "pack" else files[0].path
             assert store.files.below_base(path) in verify(store).faults, (files[0].path, at)
         store.files.replace(files[0].path, data)
     assert verify(store).faults == {}
@@ -129,8 +127,8 @@ def test_a_pack_that_is_deleted_while_old_ones_are_looked_for_is_not_looked_for(
 
 def test_a_segment_that_is_gone_is_missed_where_no_texts_are_recorded(store: PackStore) -> None:
     last = packs.chain(store, 3, PackPolicy(record="hashes"))[-1]
-    store.files.delete(segment_path(store.place(last), last.segment))
-    assert "segment 3 of" in str(verify(store).faults)
+    store.files.delete(paths_of(store, last)[1])
+    assert "which pack 3 needs" in str(verify(store).faults)
 
 
 @pytest.mark.parametrize("added", [{"rows": []}, {"setting": "forged"}, {"hidden_turns": 0}], ids=str)
@@ -142,8 +140,9 @@ def test_what_is_added_to_a_manifest_is_found(store: PackStore, added: dict[str,
 
 def test_a_damaged_file_of_the_log_takes_nothing_from_another_of_its_number(store: PackStore) -> None:
     last = packs.chain(store, 2)[-1]
-    store.files.create(segment_path(store.place(last), "000002-00000000.jsonl.gz"), b"damaged")
-    assert [*verify(store, replays=True).faults] == ["shop/ada/s1/log/000002-00000000.jsonl.gz"]
+    folder = paths_of(store, last)[1].rpartition("/")[0]
+    store.files.create(f"{folder}/000002-000002-00000000.jsonl.gz", b"damaged")
+    assert [*verify(store, replays=True).faults] == ["shop/ada/s1/log/000002-000002-00000000.jsonl.gz"]
 
 
 def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,24 +164,22 @@ def test_a_forged_pack_is_told_where_a_key_is_set(store: PackStore, monkeypatch:
     assert all(store.files.below_base(store.place(one)) in verify(store).faults for one in manifests)
     monkeypatch.delenv("AETHER_CONTEXT_KEY")
     assert outcome is not None
-    forged_outcome = {"pack_id": first.pack_id, **outcome, "input_tokens": 1, "manifest": first.digest}
-    forged_outcome.pop("digest", None)
-    forged_outcome.pop("signature", None)
-    data = json.dumps(forged_outcome | {"digest": hash_json(forged_outcome)}).encode()
-    packs.rewrite(store, first, lambda _: data, 2)
+    forged = outcome_line(first.number, first.record, {**outcome, "input_tokens": 1})
+    line = store.log(first).texts[store.outcomes([first]).name(first)]
+    packs.rewrite(store, first, lambda data: data.replace(line.encode(), forged.encode()), 1)
     monkeypatch.setenv("AETHER_CONTEXT_KEY", "a secret of the operator")
     assert "the outcome is not signed" in str(verify(store).faults)
 
 
 def test_each_file_of_a_pack_is_json_that_other_programs_read(store: PackStore) -> None:
     manifest = store.write(recording(), {"input_tokens": 5})
-    first, segment, outcome = (Path(path).read_bytes() for path in paths_of(store, manifest))
+    first, segment = (Path(path).read_bytes() for path in paths_of(store, manifest))
     assert json.loads(first)["pack_id"] == manifest.pack_id
     assert first.count(b"\n") > 50
     record, *texts = map(json.loads, gzip.decompress(segment).splitlines())
     assert record.keys() >= {"rows", "contents", "setting", "offered"}
     assert {"parts": [{"text": "hello"}], "role": "model"} in texts
-    assert json.loads(outcome).items() >= {"pack_id": manifest.pack_id, "input_tokens": 5}.items()
+    assert {"number": 1, "record": manifest.record, "outcome": {"input_tokens": 5}} in texts
 
 
 def test_a_manifest_has_the_fields_of_the_founding_documents_by_their_names(store: PackStore) -> None:
@@ -226,9 +223,9 @@ def test_a_log_holds_each_text_once_across_cuts(store: PackStore) -> None:
     for before, manifest in pairwise(manifests):
         assert manifest.extends in (None, before.record)
         assert (manifest.number, manifest.before) == (before.number + 1, before.digest)
-        assert manifest.record in store.texts(manifest)
+        assert manifest.record in store.log(manifest).texts
     assert [one.extends is None for one in others].count(True) == 2
-    names = [name for one in manifests for name in store.texts(one)]
+    names = [name for one in manifests for name in read_segment(store.files.read(paths_of(store, one)[1]))[0]]
     assert len(names) == len(set(names))
     assert {first.setting, first.policy, *first.contents.added} < set(names)
     assert len(sound(store)) == 16
@@ -239,7 +236,7 @@ def test_a_process_that_starts_anew_relies_on_nothing_in_the_log(store: PackStor
     chat = talked(store, turns=9)
     manifests = list(store.manifests())
     assert any(was_cut(manifest) for manifest in manifests)
-    names = [name for manifest in manifests for name in store.texts(manifest)]
+    names = [name for manifest in manifests for name in read_segment(store.files.read(paths_of(store, manifest)[1]))[0]]
     assert len(names) == len(set(names))
     assert manifests[-1].segments != ()
     chat.restart()
@@ -295,7 +292,7 @@ def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: 
     whole_pack = store.write(recording())
     other = store.write(recording("Another", session="other"))
     CliRunner().invoke(main, ["usage", "--store", str(tmp_path)])  # what it imports is no part of the measure
-    path, replay, _ = paths_of(store, other)
+    path, replay = paths_of(store, other)
     if case in DAMAGED:
         store.files.replace(path, DAMAGED[case])
     elif case in REPLAYS:
@@ -325,23 +322,21 @@ def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: 
     assert peak < 1.2 * 2**30
 
 
-def test_an_outcome_is_written_once(store: PackStore) -> None:
+def test_of_two_outcomes_of_a_pack_the_same_is_always_read(store: PackStore) -> None:
     manifest = store.write(recording())
-    before = {path: store.files.read(path) for path in paths_of(store, manifest)[:2]}
-    store.write_outcome(manifest, {"input_tokens": 5})
-    store.write_outcome(manifest, {"input_tokens": 7})
+    before = {path: store.files.read(path) for path in paths_of(store, manifest)}
+    for number in range(5, 9):
+        store.write_all([], [(manifest, {"input_tokens": number})])
     assert store.outcome(manifest) == {"input_tokens": 5}
     assert {path: store.files.read(path) for path in before} == before
     assert len(sound(store)) == 1
 
 
-def test_an_outcome_brings_no_deleted_pack_back(store: PackStore) -> None:
-    manifest = store.write(recording())
-    for path in paths_of(store, manifest)[:2]:
-        store.files.delete(path)
-    with pytest.raises(PackNotFound):
-        store.write_outcome(manifest, {"input_tokens": 5})
-    assert store.files.below(store.files.root) == []
+def test_a_text_that_looks_like_an_outcome_is_none(store: PackStore) -> None:
+    made = recording()
+    text = outcome_line(made.manifest.number, made.manifest.record, {"input_tokens": 1})
+    store.write(made._replace(lines=(*made.lines, canonical_json(text))))
+    assert store.outcome(made.manifest) is None
 
 
 @pytest.mark.parametrize("down", ["before", "between", "while it is delivered"])
@@ -361,8 +356,7 @@ def test_an_outcome_finds_its_pack_through_an_outage(down: str, tmp_path: Path) 
                 there.files.delete(path)
             PackStore(url).write(made)
         FailingFileSystem.down = True
-        store.write_outcome(manifest, {"input_tokens": 5})
-        assert store.outcome(manifest) == {"input_tokens": 5}
+        store.write_all([], [(manifest, {"input_tokens": 5})])
         FailingFileSystem.down = False
         assert files._deliver_all()
         assert spool.paths() == {}

@@ -358,7 +358,7 @@ def test_a_changed_manifest_is_flagged_and_a_damaged_one_holds_nothing_back() ->
 def forge(chat: Chat, change: dict[str, Any]) -> None:
     """Changes fields of a session's first manifest or of its record, by their paths, and seals it again."""
     first, files = chat.manifests()[0], chat.store.files
-    path, segment_path, _ = packs.paths_of(chat.store, first)
+    path, segment_path = packs.paths_of(chat.store, first)
     line, *texts = gzip.decompress(files.read(segment_path)).decode().split("\n")
     fields, record = json.loads(files.read(path)), json.loads(line)
     for name, value in change.items():
@@ -368,9 +368,9 @@ def forge(chat: Chat, change: dict[str, Any]) -> None:
             within = within[int(step) if step.isdecimal() else step]
         within[last] = first.record if value == "itself" else value
     line = canonical_json(record)
-    segment, data = segment_of(first.number, [line, *texts])
+    segment, data = segment_of([first.number], [line, *texts])
     files.create(f"{segment_path.rpartition('/')[0]}/{segment}", data)
-    fields |= {"record": hash_text(line), "segment": segment}
+    fields["record"] = hash_text(line)
     digest = hash_json({name: value for name, value in fields.items() if name != "digest"})
     files.replace(path, readable_json({**fields, "digest": digest}).encode())
 

@@ -26,7 +26,6 @@ from aether_context.errors import PackNotFound
 from aether_context.lab.cli import main
 from aether_context.lab.reading import Answer, Comparison, Place, Span, read_view, session_packs
 from aether_context.lab.reading.sessions import read_back
-from aether_context.store.pack_file import gunzip_bytes, segment_of
 from aether_context.store.replay import Replayer
 
 PLANTED = {
@@ -316,8 +315,7 @@ def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
 def test_a_text_that_looks_like_a_content_is_not_read_for_one() -> None:
     store, made = new_store(), recording()
     text = canonical_json('{"parts": what read_artifact gave')
-    name, segment = segment_of(1, [*gunzip_bytes(made.segment).decode().split("\n"), text])
-    store.write(made.changed(segment=name)._replace(segment=segment))
+    store.write(made._replace(lines=(*made.lines, text)))
     assert read_back(store, store.manifests()) == {}
 
 

@@ -64,7 +64,6 @@ def test_a_store_has_the_files_and_says_what_was_deleted() -> None:
     chat.manifests()
     kinds = by_kind(chat.store)
     assert {file.name for file in kinds["pack"]} == {wording.MANIFEST}
-    assert {file.name for file in kinds["outcome"]} == {wording.OUTCOME}
     written = sorted(file.modified or 0 for file in kinds["pack"])
     delete_older(chat.store, 1.0, written[len(written) // 2] + 1.0)
     assert {file.name for file in by_kind(chat.store)["forgotten"]} == {wording.FORGOTTEN}

@@ -8,7 +8,7 @@ from aether_context.store.retention import all_of, carry_out, older_than
 
 _KINDS = {"turns": "turns", "messages": "message", "summaries": "summary", "calibration": "calibration"}
 _KINDS |= {"index": "index", "artifacts": "artifact", "log": "segment"}
-_OF_PACKS = {"manifest.json": "pack", "outcome.json": "outcome", "forgotten.json": "forgotten", "name.json": "name"}
+_OF_PACKS = {"manifest.json": "pack", "forgotten.json": "forgotten", "name.json": "name"}
 
 
 def kind_of(file: File) -> str:

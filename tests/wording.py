@@ -33,7 +33,7 @@ QUOTE_END = "<<<END_QUOTED_AGENT_CONTENT>>>"
 
 # what people see in a store
 
-MANIFEST, OUTCOME, FORGOTTEN = "manifest.json", "outcome.json", "forgotten.json"
+MANIFEST, FORGOTTEN = "manifest.json", "forgotten.json"
 
 # what applications and operators see
 

@@ -75,7 +75,7 @@ class RequestPacker:
                 await writer.add(invocation)
             except BaseException as error:
                 self._failures.caught(error)
-        if not await self._parts.recorder.flush(timeout_seconds):
+        if not await self._parts.recorder.flush(timeout_seconds, invocation):
             self._failures.warn_once(f"packs are still waiting for {self.store.url}")
         if invocation is not None:
             await self._parts.mirror.finish(invocation)

@@ -236,10 +236,7 @@ class Files:
         if created and self.refuses is None:
             self.refuses = not self._put(path, data)
         elif is_torn and not created:
-            stored = self._call("cat_file", path)
-            if len(stored) < len(data) and data.startswith(stored):
-                self._call("pipe_file", path, data, size=len(data))
-                created = True
+            created = bool(self.complete(path, data))
         self._torn.discard(path)
         return created
 
@@ -316,13 +313,6 @@ class Files:
             return self.read(path, end=end)
         except FileNotFoundError:
             return None
-
-    def lacks(self, path: str) -> bool:
-        """Tells whether a file is surely not there; False where the store does not say."""
-        try:
-            return self.get(path, 1) is None
-        except StoreError:
-            return False
 
     def is_there(self) -> bool:
         """Tells whether the base folder exists; `StoreError` where it is a file.

@@ -33,11 +33,16 @@ _NAME = re.compile(rf"(\d{{8}}T\d{{6}}\.\d{{6}}Z)-(\d{{8}}T\d{{6}}\.\d{{6}}Z)-[0
 
 
 class CallCopy(NamedTuple):
-    """The files of a pack as a block holds them, and when that was written, seconds since 1970 UTC."""
+    """A manifest and the line of its outcome as a block holds them, and when that was written, seconds since 1970
+    UTC."""
 
     manifest: str
     outcome: str | None
     modified: float
+
+    def is_of(self, manifest: File) -> bool:
+        """Tells whether a copy is as young as the file that it stands for."""
+        return manifest.modified is not None and manifest.modified <= self.modified
 
 
 class IndexWriter:
@@ -75,28 +80,28 @@ class IndexWriter:
             self._waiting -= count
             block = [(path.removeprefix(f"{owner}/"), *calls.pop(path)) for path in list(calls)[:count]]
         if count >= _LEAST_CALLS:
-            _write_block(files, owner, block)
+            with suppress(StoreError):
+                _write_block(files, owner, block)
 
-    def add_outcome(self, pack_path: str, outcome: bytes) -> None:
+    def add_outcome(self, pack_path: str, outcome: str) -> None:
         """Takes in the outcome of a pack that waits for its block."""
         with self._lock:
             calls = self._users.get(pack_path.rsplit("/", 3)[0], {})
             if pack_path in calls:
-                calls[pack_path] = calls[pack_path][0], outcome.decode()
+                calls[pack_path] = calls[pack_path][0], outcome
 
 
 def _write_block(files: Files, owner: str, block: list[tuple[str, str, str | None]]) -> None:
     """Writes calls. Those of a session that was forgotten meanwhile, which its first pack tells, are passed over."""
     first_of_session = {pack_path.split("/", 1)[0]: pack_path for pack_path, *_ in reversed(block)}
     manifests = {session: f"{owner}/{pack_path}/{MANIFEST}" for session, pack_path in first_of_session.items()}
-    forgotten = {session for session, path in manifests.items() if files.lacks(path)}
+    forgotten = {session for session, path in manifests.items() if files.get(path, 1) is None}
     block = [call for call in block if call[0].split("/", 1)[0] not in forgotten]
     if not block:
         return
     folder, times = f"{owner}/{INDEX}", sorted(write_time(pack_path) for pack_path, *_ in block)
     data = gzip_bytes(add_hash(canonical_json(block).encode(), files.below_base(folder)))
-    with suppress(StoreError):
-        files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
+    files.create(f"{folder}/{times[0]}-{times[-1]}-{short(hash_bytes(data))}{GZIP_ENDING}", data)
 
 
 def read_block(files: Files, path: str) -> dict[str, tuple[str, str | None]]:

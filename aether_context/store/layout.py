@@ -10,14 +10,14 @@ import re
 from typing import Literal, NamedTuple, TypeAlias
 
 from aether_context.store.files import File
-from aether_context.store.pack_file import GZIP_ENDING, LOG, MANIFEST, OUTCOME, SEGMENT
+from aether_context.store.pack_file import GZIP_ENDING, LOG, MANIFEST, SEGMENT
 from aether_context.text.entities import SCHEME
 
 Kind: TypeAlias = Literal[
-    "pack", "segment", "outcome", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration",
-    "artifact", "name", "index",
+    "pack", "segment", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact",
+    "name", "index",
 ]  # fmt: skip
-"""What a file is: ``pack`` is a manifest, ``outcome`` what belongs to it, ``segment`` a part of a session's log,
+"""What a file is: ``pack`` is a manifest, ``segment`` a part of a session's log,
 ``turns`` hold what an agent was shown, ``record`` says what is known of a piece of ``evidence``, ``forgotten`` which
 packs of a session were deleted for their age, ``name`` which name a folder stands for, ``index`` copies of the
 manifests of many packs."""
@@ -36,7 +36,6 @@ _ADDRESS = re.compile(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
 _FORMS: dict[Kind, re.Pattern[str]] = {
     "pack": re.compile(rf"{_PACK}/{re.escape(MANIFEST)}"),
     "segment": re.compile(rf"{_SESSION}/{LOG}/{SEGMENT.pattern}"),
-    "outcome": re.compile(rf"{_PACK}/{re.escape(OUTCOME)}"),
     "turns": re.compile(
         rf"{_SESSION}/turns/[0-9a-f]{{16}}/\d{{6,}}(-\d{{8,}}){{2}}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"
     ),
@@ -63,8 +62,8 @@ class StoreEntry(NamedTuple):
 
     @property
     def stem(self) -> str:
-        """The name without its ending; of the files of a pack its id."""
-        if self.kind in ("pack", "outcome"):
+        """The name without its ending; of a manifest the pack's id."""
+        if self.kind == "pack":
             return self.place.rsplit("/", 1)[-1]
         return self.file.name.split(".", 1)[0]
 

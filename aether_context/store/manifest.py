@@ -37,7 +37,6 @@ from aether_context.pack import (
 )
 from aether_context.store.layout import manifest_uri
 from aether_context.store.pack_file import (
-    SEGMENT,
     TEXT_DIGITS,
     check_signature,
     fields_of,
@@ -182,7 +181,7 @@ class Manifest(Record):
     before: str = ""
     """The digest of the pack with the number before, of whatever agent; empty where that is unknown."""
     outcome_before: str = ""
-    """The hash of that pack's outcome as it is in the store; empty where it was not written yet."""
+    """The hash of that pack's outcome as it stands in the log; empty where it was not known yet."""
     first_number: int = 1
     """The number of the session's first pack; of those before it none was in the store when this one was written."""
     call_before: PackName | None = None
@@ -342,10 +341,8 @@ class Manifest(Record):
     """Whether the texts are recorded that it was built from."""
     record: str = ""
     """The hash of its record in the session's log."""
-    segment: Annotated[str, Field(pattern=f"^{SEGMENT.pattern}$")] = ""
-    """The name of the segment that it wrote there."""
     segments: tuple[tuple[int, int], ...] = ()
-    """Ranges of the numbers of other segments that hold records of its chain and texts that it needs."""
+    """Ranges of the numbers of other packs, with whose records its chain and texts that it needs stand there."""
     checksum: str
     """Hash over the request that was sent."""
     masked_checksum: str = ""

@@ -1,14 +1,14 @@
 """The files of a pack, and those of records of evidence.
 
-    packs/{pack_id}/manifest.json        the receipt, for people and tools: JSON on many lines, written once, and last
-    packs/{pack_id}/outcome.json         how the model call ended
-    log/{number}-{hash8}.jsonl.gz        what only a replay reads, in the log that the session's packs share
+    packs/{pack_id}/manifest.json               the receipt, for people and tools: JSON, written once, and last
+    log/{first}-{last}-{hash8}.jsonl.gz         how model calls ended, and what only a replay reads
 
-A segment of the log is what one pack adds, with gzip: a line with its record, and a line for each text that its writer
-did not know to be in the log. Each line is canonical JSON, and named by its hash; what is no JSON is a JSON string, and
-named by its own hash. So whoever knows a name knows whether a line is what was written. ``number`` is that of the pack,
-and ``hash8`` is that of the file's bytes, so that a process that was killed, or a second one that records the same
-call, leaves nothing that contradicts the manifest.
+A segment of the log is what one or more packs of a session add, with gzip: for each a line with its record, a line for
+each text that its writer did not know to be in the log, and a line with its outcome, which may come in a later segment.
+Each line is canonical JSON, and named by its hash; what is no JSON is a JSON string, and named by its own hash. So
+whoever knows a name knows whether a line is what was written. ``first`` and ``last`` are the numbers of the packs, and
+``hash8`` is that of the file's bytes, so that a process that was killed, or a second one that records the same call,
+leaves nothing that contradicts the manifest.
 """
 
 from __future__ import annotations
@@ -19,16 +19,18 @@ import math
 import os
 import re
 import zlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 from aether_context.canonical import JSON, canonical_json, hash_bytes, hash_json, hash_text, readable_json, short
 from aether_context.errors import ChecksumMismatch, ManifestError, SchemaVersionError
 from aether_context.evidence import EvidenceRecord
 
 SCHEMA_VERSION = 1
-MANIFEST, OUTCOME = "manifest.json", "outcome.json"
+MANIFEST = "manifest.json"
 GZIP_ENDING = ".json.gz"
-LOG, SEGMENT = "log", re.compile(r"(\d{6,})-[0-9a-f]{8}\.jsonl\.gz")
+LOG, SEGMENT = "log", re.compile(r"(\d{6,})-(\d{6,})-[0-9a-f]{8}\.jsonl\.gz")
+_OUTCOME = '{"number":'
+"""The beginning of the line of an outcome, as of no other."""
 MOST_TEXT_BYTES = 512 * 2**20
 """The most bytes that a file with gzip may hold."""
 _WELL_COMPRESSED = 250_000
@@ -63,25 +65,33 @@ def gunzip_bytes(data: bytes, most_bytes: int = MOST_TEXT_BYTES) -> bytes:
     return text
 
 
-def segment_path(pack_path: str, segment: str) -> str:
-    """The path of a segment in the log of the session that a pack's folder is of."""
-    return f"{pack_path.rsplit('/', 2)[0]}/{LOG}/{segment}"
+def segment_of(numbers: Collection[int], lines: Iterable[str]) -> tuple[str, bytes]:
+    """The name of a segment that packs with these numbers write, and its bytes."""
+    data = gzip_bytes("\n".join(dict.fromkeys(lines)).encode())
+    return f"{min(numbers):06}-{max(numbers):06}-{short(hash_bytes(data))}.jsonl.gz", data
 
 
-def segment_of(number: int, lines: Iterable[str]) -> tuple[str, bytes]:
-    """The name of the segment that a pack with a number writes, and its bytes."""
-    data = gzip_bytes("\n".join(lines).encode())
-    return f"{number:06}-{short(hash_bytes(data))}.jsonl.gz", data
+def numbers_of(segment: str) -> range:
+    """The numbers of the packs whose lines a segment may hold, by its name; none where it is no segment's."""
+    name = SEGMENT.fullmatch(segment)
+    numbers = range(0) if name is None else range(int(name[1]), int(name[2]) + 1)
+    return numbers if len(numbers) <= 1_000 else range(0)  # whoever can write to a store can name a file
 
 
-def lines_of(data: bytes) -> dict[str, str]:
-    """The texts in a segment by their names; `ManifestError` where it is damaged."""
+def read_segment(data: bytes) -> tuple[dict[str, str], dict[tuple[int, str], str]]:
+    """The texts in a segment by their names, and the lines of outcomes by the numbers and records of their packs.
+
+    Raises:
+        ManifestError: it is damaged.
+    """
     try:
         lines = gunzip_bytes(data).decode().split("\n")
         texts = [json.loads(line) if line.startswith('"') else line for line in lines]
-    except (ValueError, RecursionError) as error:
+        parsed = [(parse_json(line), line) for line in lines if line.startswith(_OUTCOME)]
+        outcomes = {(fields["number"], fields["record"]): line for fields, line in parsed}
+    except (ValueError, LookupError, TypeError, RecursionError) as error:
         raise ManifestError(f"damaged: {error}") from error
-    return {hash_text(text): text for text in texts}
+    return {hash_text(text): text for text in texts}, outcomes
 
 
 def manifest_file(fields: Mapping[str, JSON]) -> bytes:
@@ -91,24 +101,19 @@ def manifest_file(fields: Mapping[str, JSON]) -> bytes:
     return readable_json(first | {name: value for name, value in fields.items() if name not in last} | last).encode()
 
 
-def outcome_file(pack_id: str, digest: str, outcome: Mapping[str, JSON]) -> bytes:
-    """The file of an outcome, which names the manifest that it belongs to by its digest."""
-    value = {"pack_id": pack_id, **outcome, "manifest": digest}
-    return readable_json(value | (seal := {"digest": hash_json(value)}) | signed(seal["digest"])).encode()
+def outcome_line(number: int, record: str, outcome: Mapping[str, JSON]) -> str:
+    """The line of an outcome, which names its pack by the number and the hash of the record."""
+    value: dict[str, JSON] = {"outcome": dict(outcome), "number": number, "record": record}
+    return canonical_json(value | signed(hash_json(value)))
 
 
-def read_outcome(data: str | bytes, digest: str) -> dict[str, JSON]:
-    """The outcome in a file; `ManifestError` where it is none, `ChecksumMismatch` where that of another manifest."""
-    value = parse_json(data)
-    if not isinstance(value, dict) or not value.keys() >= {"pack_id", "manifest", "digest"}:
-        raise ManifestError("not an outcome")
-    seal = {name: value.pop(name) for name in _SEAL if name in value}
-    if hash_json(value) != seal["digest"]:
-        raise ChecksumMismatch("the outcome is not what was written")
-    if value["manifest"] != digest:
-        raise ChecksumMismatch(f"the outcome is that of another pack, {value['pack_id']}")
-    check_signature(seal["digest"], seal.get("signature"), "the outcome")
-    return {name: inner for name, inner in value.items() if name not in ("pack_id", "manifest")}
+def read_outcome(line: str) -> dict[str, JSON]:
+    """The outcome in a line; `ChecksumMismatch` where a key is set that did not sign it."""
+    fields = parse_json(line)
+    signature = fields.pop("signature", "")
+    check_signature(hash_json(fields), signature, "the outcome")
+    outcome = fields["outcome"]
+    return outcome if isinstance(outcome, dict) else {}
 
 
 KEY = "AETHER_CONTEXT_KEY"

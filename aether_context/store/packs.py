@@ -1,7 +1,7 @@
 """Packs on any fsspec URL: written once, and nothing named by a model or a tool.
 
-    {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack: manifest and outcome, see `pack_file`
-    {base}/{app}/{user}/{session}/log/…                      records and texts that packs name, see `pack_file`
+    {base}/{app}/{user}/{session}/packs/{pack_id}/…          a pack's manifest, see `pack_file`
+    {base}/{app}/{user}/{session}/log/…                      records and outcomes of packs and their texts
     {base}/{app}/{user}/{session}/turns/{scope}/…            what an agent was shown, by position, see `turns`
     {base}/{app}/{user}/{session}/messages/{hash}.txt        what was taken out of an oversized message
     {base}/{app}/{user}/{session}/evidence/{hash}.json       what is known of a tool's result
@@ -23,12 +23,12 @@ import json
 import os
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from itertools import chain, groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
-from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, readable_json, short
+from aether_context.canonical import HASH_TAG, JSON, canonical_json, hash_bytes, hash_text, short
 from aether_context.errors import (
     AetherContextError,
     BlobNotFound,
@@ -43,12 +43,15 @@ from aether_context.store import pack_file
 from aether_context.store.files import File, Files, segment
 from aether_context.store.index import INDEX, CallCopy, IndexReader, IndexWriter
 from aether_context.store.layout import FORGOTTEN, entry_of, is_pack_folder, is_segment, pack_at
+from aether_context.store.log import Log, Outcomes
 from aether_context.store.recording import Recording
 from aether_context.text.entities import SCHEME
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
 
+Answered: TypeAlias = "tuple[Manifest, Mapping[str, JSON]]"
+"""A pack's manifest, and how its model call ended."""
 NO_SESSIONS = ("summaries", "calibration", "evidence", "artifacts", INDEX)
 _MANY = 256
 """So many calls are read at a time, where many are."""
@@ -56,27 +59,6 @@ DEFAULT_STORE = "artifacts"
 """The store where a plugin names none; the command line has the same."""
 _MESSAGE = re.compile(r"messages/[0-9a-f]{16}\.txt")
 _MOST_CALIBRATION_BYTES = 65_536
-
-
-class Parts(NamedTuple):
-    """The contents of a pack's files; the outcome is None, and the hash of its file empty, where there is none."""
-
-    manifest: Manifest
-    outcome: dict[str, JSON] | None = None
-    outcome_hash: str = ""
-
-
-class Listing(NamedTuple):
-    """The files of a pack as the store lists them; None where no outcome was written."""
-
-    manifest: File
-    outcome: File | None
-
-    def is_copied(self, copy: CallCopy, with_outcome: bool) -> bool:
-        """Tells whether a copy is as young as the files that it stands for."""
-        files = [self.manifest, *filter(None, [self.outcome if with_outcome else None])]
-        is_whole = copy.outcome is not None or len(files) == 1
-        return is_whole and all(file.modified is not None and file.modified <= copy.modified for file in files)
 
 
 class StoredCall(NamedTuple):
@@ -141,41 +123,59 @@ class PackStore:
     # packs
 
     def write(self, recording: Recording, outcome: Mapping[str, JSON] | None = None) -> Manifest:
-        """Writes a recording, the manifest last, so that it never names what is not there.
-
-        Writing an equal recording again changes nothing. Where another pack has the id, the next free number is
-        appended to the id of this one; the manifest that is returned has the new id.
+        """Writes a recording, as `write_all` does.
 
         Args:
             outcome: how the model call ended, where that is known already.
         """
-        pack_id, number = recording.manifest.pack_id, 1
-        session = recording.manifest.session_key
-        folder, files = self.files.place(*session), self.files.name_files(*session)
-        for uri, text in recording.saved.items():
-            path = f"{folder}/{uri.removeprefix(SCHEME)}"
-            files[path] = self._hashed(path, text.encode("utf-8", "surrogatepass"))
-        for path, data in files.items():
+        return self.write_all([recording], [(recording.manifest, outcome)] if outcome is not None else [])[0]
+
+    def write_all(self, recordings: Sequence[Recording], outcomes: Sequence[Answered] = ()) -> list[Manifest]:
+        """Writes recordings of a session and how model calls of it ended, the manifests last, so that they never name
+        what is not there.
+
+        Writing an equal recording again changes nothing. Where another pack has the id of one, the next free number is
+        appended to its id; the manifests that are returned have the new ids.
+        """
+        for path, data in self.files_of(recordings, outcomes).items():
             self.files.create(path, data)
-        while not self._create(recording):
-            stored = ""
+        manifests = list(map(self._claim, recordings))
+        for manifest, outcome in outcomes:
+            line = pack_file.outcome_line(manifest.number, manifest.record, outcome)
+            self._index.add_outcome(self.place(manifest), line)
+        return manifests
+
+    def files_of(self, recordings: Sequence[Recording], outcomes: Sequence[Answered]) -> dict[str, bytes]:
+        """The files that recordings and outcomes of a session bring, by their paths, but for manifests."""
+        manifests = [*(recording.manifest for recording in recordings), *(manifest for manifest, _ in outcomes)]
+        if not manifests:
+            return {}
+        session = manifests[0].session_key
+        folder, files = self.files.place(*session), self.files.name_files(*session)
+        lines: list[str] = []
+        for recording in recordings:
+            lines += recording.lines
+            for uri, text in recording.saved.items():
+                path = f"{folder}/{uri.removeprefix(SCHEME)}"
+                files[path] = self._hashed(path, text.encode("utf-8", "surrogatepass"))
+        lines += (pack_file.outcome_line(manifest.number, manifest.record, outcome) for manifest, outcome in outcomes)
+        name, data = pack_file.segment_of([manifest.number for manifest in manifests], lines)
+        return files | {f"{folder}/{pack_file.LOG}/{name}": data}
+
+    def _claim(self, recording: Recording) -> Manifest:
+        """Writes the manifest of a recording, under the first id that no other pack has."""
+        pack_id, number = recording.manifest.pack_id, 1
+        while True:
+            pack_path, stored = self.place(recording.manifest), ""
+            if self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
+                self._index.add(self.files, pack_path, recording.data)
+                return recording.manifest
             with suppress(ManifestError, PackNotFound):  # one that cannot be read is another one, and blocks no write
-                stored = self.read(self.place(recording.manifest)).digest
+                stored = self.read(pack_path).digest
             if stored == recording.manifest.digest:
-                break
+                return recording.manifest
             number += 1
             recording = recording.changed(pack_id=f"{pack_id}-{number}")
-        if outcome is not None:
-            self.write_outcome(recording.manifest, outcome, is_new=True)
-        return recording.manifest
-
-    def _create(self, recording: Recording) -> bool:
-        pack_path = self.place(recording.manifest)
-        self.files.create(pack_file.segment_path(pack_path, recording.manifest.segment), recording.segment)
-        if not self.files.create(f"{pack_path}/{pack_file.MANIFEST}", recording.data):
-            return False
-        self._index.add(self.files, pack_path, recording.data)
-        return True
 
     def manifests(
         self, app: str | None = None, user: str | None = None, session: str | None = None
@@ -191,7 +191,7 @@ class PackStore:
             elif not isinstance(call.manifest, PackNotFound):  # that one was deleted since the packs were listed
                 raise call.manifest
 
-    def calls(self, listed: Mapping[str, Listing], *, outcomes: bool = False) -> Iterator[StoredCall]:
+    def calls(self, listed: Mapping[str, File], *, outcomes: bool = False) -> Iterator[StoredCall]:
         """The calls of packs that `listed` gave, in this order: from the index where it holds them, else from their
         files, many of which are read at once.
 
@@ -204,10 +204,7 @@ class PackStore:
         def read_call(pack_path: str, copy: CallCopy | None = None) -> StoredCall:
             try:
                 manifest = self._parse(pack_path, copy.manifest) if copy else self.read(pack_path)
-                outcome: dict[str, JSON] | None = None
-                if outcomes and listed[pack_path].outcome:
-                    copied = copy.outcome if copy else None
-                    outcome = pack_file.read_outcome(copied, manifest.digest) if copied else self.outcome(manifest)
+                outcome = pack_file.read_outcome(copy.outcome) if outcomes and copy and copy.outcome else None
                 return StoredCall(pack_path, manifest, outcome)
             except AetherContextError as error:
                 return read_call(pack_path) if copy else StoredCall(pack_path, error)
@@ -215,11 +212,19 @@ class PackStore:
         for start in range(0, len(places), _MANY):
             chunk = places[start : start + _MANY]
             in_blocks = zip(chunk, index.copies(chunk) if index else [], strict=True)
-            copies = {path: copy for path, copy in in_blocks if copy and listed[path].is_copied(copy, outcomes)}
+            copies = {path: copy for path, copy in in_blocks if copy and copy.is_of(listed[path])}
             uncopied = [pack_path for pack_path in chunk if pack_path not in copies]
             direct = dict(zip(uncopied, self.files.at_once(read_call, uncopied), strict=True))
-            for pack_path in chunk:
-                yield direct[pack_path] if pack_path in direct else read_call(pack_path, copies[pack_path])
+            calls = [direct[path] if path in direct else read_call(path, copies[path]) for path in chunk]
+            unknown = [pack for _, pack, outcome in calls if not (outcome or isinstance(pack, AetherContextError))]
+            ends = self.outcomes(unknown if outcomes else ())
+            for call in calls:
+                try:
+                    if not (call.outcome or isinstance(call.manifest, AetherContextError)):
+                        call = call._replace(outcome=ends.of(call.manifest))
+                    yield call
+                except AetherContextError as error:
+                    yield StoredCall(call.place, error)
 
     def manifest(self, pack_id: str, *, app: str | None = None, user: str | None = None) -> Manifest:
         """The manifest of the pack that `find` finds."""
@@ -260,22 +265,14 @@ class PackStore:
             path = self.files.url_of(f"{pack_path}/{pack_file.MANIFEST}")
             raise type(error)(f"{error} (pack {name_of(pack_path)}, {path})") from error
 
-    def parts(self, pack_path: str) -> Parts:
-        """Reads the files of the pack at a place, each as it was written; errors as for `read`."""
-        from aether_context.store.manifest import Manifest
-
+    def read_sound(self, pack_path: str) -> Manifest:
+        """The manifest of the pack at a place where its file is what was written; errors as for `read`."""
         data = self._data(f"{pack_path}/{pack_file.MANIFEST}")
-        manifest = Manifest.of(pack_file.fields_of(data), self.fill)
+        manifest = self._parse(pack_path, data)
         if data != manifest.to_json().encode():
             raise ManifestError("the manifest is not as it was written")
         manifest.verify()
-        outcome = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
-        if outcome is None:
-            return Parts(manifest)
-        answer = pack_file.read_outcome(outcome, manifest.digest)
-        if outcome != readable_json(pack_file.parse_json(outcome)).encode():
-            raise ManifestError("the outcome is not as it was written")
-        return Parts(manifest, answer, hash_bytes(outcome))
+        return manifest
 
     def _data(self, path: str) -> bytes:
         data = self.files.get(path)
@@ -283,56 +280,29 @@ class PackStore:
             raise PackNotFound(f"{path} is not there")
         return data
 
-    def texts(self, manifest: Manifest) -> dict[str, str]:
-        """The texts in the segment that a pack wrote, by their hashes, its record among them.
-
-        Raises:
-            PackNotFound: the segment is not there.
-            ManifestError: it is damaged, or does not hold the record that the manifest names.
-        """
-        path = pack_file.segment_path(self.place(manifest), manifest.segment)
-        texts = pack_file.lines_of(self._data(path))
-        if manifest.record not in texts:
-            raise ChecksumMismatch(f"{path} does not hold what was written")
-        return texts
+    def log(self, manifest: Manifest) -> Log:
+        """The log of a pack's session, with the segments read that hold lines of this pack."""
+        return Log(self.files, self.files.place(*manifest.session_key)).load([manifest.number])
 
     def fill(self, manifest: Manifest) -> None:
-        """Reads the record of a manifest; errors as for `texts`."""
+        """Reads the record of a manifest; `PackNotFound` where it is not there, `ManifestError` where damaged."""
         from aether_context.store.manifest import Record
 
-        manifest.fill(Record.from_line(self.texts(manifest)[manifest.record]))
-
-    def write_outcome(self, manifest: Manifest, outcome: Mapping[str, JSON], *, is_new: bool = False) -> str:
-        """Adds how the model call ended to a pack, and gives the hash of its file. A second outcome is ignored.
-
-        Args:
-            is_new: whether the pack is known to be there; else that is looked at.
-
-        Raises:
-            PackNotFound: the pack is not there, or not there any more.
-        """
-        pack_path = self.place(manifest)
-        if not is_new and self.files.lacks(f"{pack_path}/{pack_file.MANIFEST}"):
-            raise PackNotFound(f"{manifest.pack_id} is not in {self.url}")
-        data = pack_file.outcome_file(manifest.pack_id, manifest.digest, outcome)
-        created = self.files.create(f"{pack_path}/{pack_file.OUTCOME}", data)
-        if created:
-            self._index.add_outcome(pack_path, data)
-        return hash_bytes(data) if created else self.outcome_hash(pack_path)
+        manifest.fill(Record.from_line(self.log(manifest).text(manifest.record)))
 
     def outcome(self, manifest: Manifest) -> dict[str, JSON] | None:
         """The end of a pack's model call; None where no outcome was written."""
-        pack_path = self.place(manifest)
-        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
-        try:
-            return None if data is None else pack_file.read_outcome(data, manifest.digest)
-        except ManifestError as error:
-            raise StoreError(f"the outcome of {pack_path} could not be read: {error}") from error
+        return self.outcomes([manifest]).of(manifest)
 
-    def outcome_hash(self, pack_path: str) -> str:
-        """The hash of the outcome's file of the pack at a place; empty where there is none."""
-        data = self.files.get(f"{pack_path}/{pack_file.OUTCOME}")
-        return "" if data is None else hash_bytes(data)
+    def outcomes(self, manifests: Iterable[Manifest]) -> Outcomes:
+        """The ends of model calls, for which each segment of a log is read once."""
+        by_folder: dict[str, list[Manifest]] = {}
+        for manifest in manifests:
+            by_folder.setdefault(self.files.place(*manifest.session_key), []).append(manifest)
+        outcomes = Outcomes()
+        for of_session in self.files.at_once(lambda at: Log(self.files, at).outcomes(by_folder[at]), by_folder):
+            outcomes.update(of_session)
+        return outcomes
 
     def receipt(self, app: str, user: str, session: str, name: str) -> bytes | None:
         """The manifest of a pack of a session, by its address there, ``packs/{id}/manifest.json``; None where there is
@@ -469,31 +439,26 @@ class PackStore:
 
     def listed(
         self, app: str | None = None, user: str | None = None, session: str | None = None, *, newest: int | None = None
-    ) -> dict[str, Listing]:
-        """The files of packs by their places, sorted by id, which begins with the time.
+    ) -> dict[str, File]:
+        """The files of manifests by the places of their packs, sorted by id, which begins with the time.
 
         Args:
             newest: so many packs, those with the last ids, for which few folders are listed; None for all.
         """
         if newest is None:
             return self._listings(self.files.below, self._above_packs(app, user, session))
-        places, listed = self.places(app, user, session), dict[str, Listing]()
+        places, listed = self.places(app, user, session), dict[str, File]()
         while places and len(listed) < newest:
             last = places[len(listed) - newest :]
             listed = self._listings(self.files.files, last) | listed
             del places[-len(last) :]
         return listed
 
-    def _listings(self, files_of: Callable[[str], list[File]], folders: Sequence[str]) -> dict[str, Listing]:
-        manifests, outcomes = dict[str, File](), dict[str, File]()
-        for file in chain.from_iterable(self.files.at_once(files_of, folders)):
-            folder = file.path.rpartition("/")[0]
-            if file.name == pack_file.OUTCOME:
-                outcomes[folder] = file
-            elif file.name == pack_file.MANIFEST and entry_of(file, self.files.root) is not None:
-                manifests[folder] = file
-        places = sorted(manifests, key=lambda pack_path: (name_of(pack_path), pack_path))
-        return {pack_path: Listing(manifests[pack_path], outcomes.get(pack_path)) for pack_path in places}
+    def _listings(self, files_of: Callable[[str], list[File]], folders: Sequence[str]) -> dict[str, File]:
+        files = chain.from_iterable(self.files.at_once(files_of, folders))
+        manifests = (file for file in files if file.name == pack_file.MANIFEST and entry_of(file, self.files.root))
+        listed = {file.path.rpartition("/")[0]: file for file in manifests}
+        return dict(sorted(listed.items(), key=lambda pack: (name_of(pack[0]), pack[0])))
 
     def _above_packs(self, app: str | None, user: str | None, session: str | None) -> list[str]:
         """The folders that hold those of the packs of sessions."""

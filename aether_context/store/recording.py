@@ -36,7 +36,6 @@ from aether_context.pack import (
 )
 from aether_context.packing.payload import wording_of
 from aether_context.policy import PackPolicy
-from aether_context.store.pack_file import segment_of
 
 if TYPE_CHECKING:
     from aether_context.store.manifest import Manifest
@@ -50,18 +49,19 @@ OF_HOST = tuple(name for name in Host._fields if name != "readings")
 class Tip(NamedTuple):
     """The end of a chain of records: what the next one may leave out.
 
-    ``record`` is the name of the last one, ``chain`` are the names of the segments that hold all of them. ``counted``
+    ``record`` is the name of the last one, ``chain`` are the numbers of the packs that have all of them. ``counted``
     is the counter and the model that tokens were counted for; where either changes, and with each cut, the next record
     begins a new chain. ``log`` are the hashes of the ``logged`` contents that the chain has recorded, with their places
     among these. ``rows`` are the keys of the rows that the chain holds, ``counts`` are token counts by key. ``texts``
-    outlive the chain: the texts that the last pack needs, by their names, each with the name of the segment that holds
-    it. ``host`` is a hash of the host's system instruction and declarations. A chain that begins has the defaults.
+    outlive the chain: the texts that the last pack needs, by their names, each with the number of the pack with whose
+    record it stands in the log. ``host`` is a hash of the host's system instruction and declarations, ``began`` the
+    time of the pack with which all this began. A chain that begins has the defaults.
     """
 
     pack_id: str = ""
     record: str = ""
-    chain: tuple[str, ...] = ()
-    texts: Mapping[str, str] = NOTHING
+    chain: tuple[int, ...] = ()
+    texts: Mapping[str, int] = NOTHING
     counted: tuple[str, str] = ("", "")
     log: Mapping[str, tuple[int, ...]] = NOTHING
     logged: int = 0
@@ -69,6 +69,7 @@ class Tip(NamedTuple):
     counts: Mapping[str, int] = NOTHING
     epoch: Epoch | None = None
     host: str = ""
+    began: float = 0.0
 
     @property
     def size(self) -> int:
@@ -79,13 +80,13 @@ class Tip(NamedTuple):
 class Recording(NamedTuple):
     """A manifest ready to be written.
 
-    ``data`` and ``segment`` are the bytes of its file and of its part of the log, ``tip`` is what the next one extends,
+    ``data`` are the bytes of its file, ``lines`` those that it adds to the log, ``tip`` is what the next one extends,
     ``saved`` are texts to be stored by their URI.
     """
 
     manifest: Manifest
     data: bytes
-    segment: bytes
+    lines: tuple[str, ...]
     tip: Tip
     saved: Mapping[str, str]
 
@@ -180,7 +181,7 @@ def record(
         texts |= {name: canonical_json(text) for name, text in words.items()}
         if candidates or source.problems:
             offered = canonical_json({"candidates": candidates, "problems": source.problems})
-    segments = {name: chain.texts[name] for name in texts if name in chain.texts}
+    numbers = {name: chain.texts[name] for name in texts if name in chain.texts}
 
     # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
     allocation = pack.allocation
@@ -238,7 +239,7 @@ def record(
         positions=as_ranges(request.positions),
         words=_first_words(request) if policy.record == "full" else "",
         others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
-        segments=as_ranges({int(name.partition("-")[0]) for name in {*chain.chain, *segments.values()}}),
+        segments=as_ranges({*chain.chain, *numbers.values()}),
         rows=rows,
         candidates=_numbers(pack.rows),
         truncation_events=_truncations(pack),
@@ -259,15 +260,14 @@ def record(
         stages=stage_hashes(pack, checksum),
     )
     line = manifest.record_line()
-    new_lines = [line, offered, *(text for name, text in texts.items() if name not in segments)]
-    segment, lines = segment_of(manifest.number, filter(None, new_lines))
-    manifest, data = manifest.sealed(record=hash_text(line), segment=segment)
+    lines = (line, offered, *(text for name, text in texts.items() if name not in numbers))
+    manifest, data = manifest.sealed(record=hash_text(line))
 
     new_tip = Tip(
         pack_id=manifest.pack_id,
         record=manifest.record,
-        chain=(*chain.chain, segment),
-        texts=dict.fromkeys(texts, segment) | segments,
+        chain=(*chain.chain, manifest.number),
+        texts=dict.fromkeys(texts, manifest.number) | numbers,
         counted=counted,
         log=log,
         logged=chain.logged + len(new),
@@ -275,8 +275,9 @@ def record(
         counts={**chain.counts, **new_counts},
         epoch=epoch,
         host=host,
+        began=tip.began if tip is not None else identity.last_event_time,
     )
-    return Recording(manifest=manifest, data=data, segment=lines, tip=new_tip, saved=pack.to_store.saved)
+    return Recording(manifest, data, tuple(filter(None, lines)), new_tip, pack.to_store.saved)
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:

@@ -16,8 +16,8 @@ from aether_context.store.files import File
 from aether_context.store.index import read_block, write_time
 from aether_context.store.layout import StoreEntry, entry_of
 from aether_context.store.manifest import Manifest
-from aether_context.store.pack_file import MANIFEST
-from aether_context.store.packs import Forgotten, Listing, PackStore, name_of
+from aether_context.store.pack_file import MANIFEST, numbers_of
+from aether_context.store.packs import Forgotten, PackStore, name_of
 from aether_context.store.spool import SpooledFiles, spool_of
 
 DAY_SECONDS = 86_400.0
@@ -73,17 +73,15 @@ def older_than(store: PackStore, owner: str, seconds: float, now: float) -> Remo
         old = [] if damaged and not all(map(is_old, packs)) else [*filter(is_old, packs)]
         names = {entry.stem for entry in old}
         stay = [manifests[entry.stem] for entry in packs if entry.stem in manifests and entry.stem not in names]
-        there = {entry.stem for entry in packs} - names
         removed += old
-        # What a process that was killed left of a pack has no manifest.
         aged = [*filter(is_old, of_session)]
-        removed += [entry for entry in aged if entry.kind == "outcome" and entry.stem not in there]
-        segments = {entry.file.path: int(entry.stem.partition("-")[0]) for entry in aged if entry.kind == "segment"}
-        last, needed = max(segments.values(), default=0), {-1, *(pack.number for pack in stay)}
+        segments = [(entry, numbers_of(entry.file.name)) for entry in aged if entry.kind == "segment"]
+        last = max((numbers[-1] for _, numbers in segments if numbers), default=0)
+        needed = {pack.number for pack in stay}
         for start, stop in (limits for pack in stay for limits in pack.segments):
             needed.update(range(max(start, 0), min(stop, last + 1)))
         if len(stay) == len(packs) - len(old):  # else nobody knows what some need
-            removed += [entry for entry in aged if segments.get(entry.file.path, -1) not in needed]
+            removed += [entry for entry, numbers in segments if needed.isdisjoint(numbers)]
         turns = [entry for entry in aged if entry.kind == "turns"]
         removed += turns
         if len(old) == len(packs):  # nothing of the session is left to be numbered
@@ -202,7 +200,7 @@ def _manifests(store: PackStore, packs: Sequence[StoreEntry]) -> tuple[dict[str,
     manifests: dict[str, Manifest] = {}
     damaged: list[str] = []
     in_order = sorted(packs, key=lambda entry: write_time(entry.place))
-    for pack_path, manifest, _ in store.calls({entry.place: Listing(entry.file, None) for entry in in_order}):
+    for pack_path, manifest, _ in store.calls({entry.place: entry.file for entry in in_order}):
         if not isinstance(manifest, AetherContextError):
             manifests[name_of(pack_path)] = manifest
         elif not isinstance(manifest, StoreError):

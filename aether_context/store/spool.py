@@ -7,8 +7,8 @@ a line that holds the hash of the data and the path before the data, and its pla
 
 Writes that the store refuses while it takes others are in ``refused``, behind all that waits, and in ``aside`` what is
 damaged, or finds another file in its place. A manifest waits for its own segment of the log; those of packs before it,
-which it names, too, may still be refused. A file in ``forgotten`` holds a folder: what was added for it before is not
-delivered any more.
+which it names, too, may still be refused. What is about to be written is in ``batches``, for the next process that
+starts. A file in ``forgotten`` holds a folder: what was added for it before is not delivered any more.
 Nothing is locked: no name is given twice, and what two processes deliver at the same moment finds itself there.
 """
 
@@ -31,7 +31,7 @@ from urllib.parse import quote, unquote_to_bytes
 from aether_context.canonical import hash_bytes, hash_json, hash_text, plain, short
 from aether_context.errors import StoreError
 from aether_context.store.files import DRAFT, LATE_SECONDS, Files, make_folder, write_local
-from aether_context.store.pack_file import MANIFEST, segment_path
+from aether_context.store.pack_file import LOG, MANIFEST, numbers_of
 
 _R = TypeVar("_R")
 
@@ -40,12 +40,10 @@ logger = logging.getLogger("aether_context")
 FOLDER = "AETHER_CONTEXT_SPOOL"
 """The environment variable that names the folder of spools; ``off`` turns them off."""
 
-WAITING, REFUSED, ASIDE, FORGOTTEN = "waiting", "refused", "aside", "forgotten"
+WAITING, REFUSED, ASIDE, BATCHES, FORGOTTEN = "waiting", "refused", "aside", "batches", "forgotten"
 _ENDING = ".write"
 _DIGITS = 32
 _NAME = re.compile(r"\d{20}-(replace|create)-[0-9a-f]{32}\.write")
-_STEP = 1_024
-"""So far apart are numbers: what takes the place of a write that waits has the next one."""
 _LEAST_FREE_BYTES = 256 * 2**20
 TIMEOUT_SECONDS = 5.0
 """So long may a call of the store take that no run waits for, and so long what the model itself asks the store for."""
@@ -69,44 +67,50 @@ class Spool:
 
     def __init__(self, path: Path) -> None:
         self.path = path
+        self._kept: dict[str, str] = {}
+        """The files of what this process holds, by the ends of their names."""
         self._added: dict[str, str] = {}
         """The last writes of this process, by path, since nothing waited: with many that wait, listing takes long."""
         self._last = 0
         self._warned = False
 
     def add(self, path: str, data: bytes, write: Write) -> bool:
-        """Adds a write to the end of the queue; False where a write to the same path waits, which then stays.
-
-        One that replaces a file takes the place of the write that waits.
-        """
+        """Adds a write to the end of the queue; False for one that creates a file for which another write waits."""
         if self.is_empty():
             self._added.clear()
-        waiting = self._find(path) if write is not Write.CREATE or path in self._added else ""
-        if waiting and write is Write.CREATE:
+        if write is Write.CREATE and path in self._added and self._find(path):
             return False
-        if waiting:
-            folder, previous, kind, _ = re.split("[/-]", waiting)
-            number = int(previous) + 1
-        else:  # a clock may be set back
-            self._last = max(time.time_ns() // _STEP, self._last + 1)
-            folder, number, kind = WAITING, self._last * _STEP, write
+        self._added[path] = self._put(WAITING, write, path, data)
+        return True
+
+    def keep(self, path: str, data: bytes) -> str:
+        """Keeps what is about to be written, for the next process where this one is killed; the name of the file."""
+        name = self._kept[_key(path)] = self._put(BATCHES, Write.CREATE, path, data)
+        return name
+
+    def release(self) -> None:
+        """Lets the batches of processes wait, of those included that go on: what is written twice is the same."""
+        for name in sorted(self.listed(BATCHES)):
+            with suppress(OSError):
+                os.replace(self.path / name, self.path / WAITING / name.partition("/")[2])
+
+    def _put(self, folder: str, write: Write, path: str, data: bytes) -> str:
+        """Writes a file of the spool, and gives its name."""
         with self._usable():
-            for name in (WAITING, REFUSED, ASIDE):
+            for name in (WAITING, REFUSED, ASIDE, BATCHES):
                 make_folder(f"{self.path}/{name}")
             free = shutil.disk_usage(self.path).free
             if free - len(data) < _LEAST_FREE_BYTES:
                 raise StoreError(f"{self.path}: its disk is full, with {free:,} bytes left: free some, or {FOLDER}")
-            name = f"{folder}/{number:020}-{kind}-{_key(path)}"
+            self._last = max(time.time_ns(), self._last + 1)  # a clock may be set back
+            name = f"{folder}/{self._last:020}-{write}-{_key(path)}"
             if not write_local(f"{self.path}/{name}", _head(path, data) + data, is_new=True, sync=True):
-                return self.add(path, data, write)  # another process took the name
+                return self._put(folder, write, path, data)  # another process took the name
             if os.name == "posix":  # a file that is synced may still lose its name with the machine's power
                 handle = os.open(self.path / folder, os.O_RDONLY)
                 os.fsync(handle)
                 os.close(handle)
-        self._added[path] = name
-        if waiting:
-            self.take_out(waiting)
-        return True
+        return name
 
     def get(self, path: str) -> bytes | None:
         """The data of the write to a path that waits."""
@@ -118,10 +122,10 @@ class Spool:
 
     def _find(self, path: str) -> str:
         """The name of the newest write to a path that waits; empty where none does."""
-        name = self._added.get(path)
-        if name is not None and (self.path / name).exists():
-            return name
         key = _key(path)
+        for name in filter(None, (self._added.get(path), self._kept.get(key))):
+            if (self.path / name).exists():
+                return name
         return max((name for name in self.listed(WAITING, REFUSED) if name.endswith(key)), default="")
 
     def read(self, name: str) -> tuple[str, bytes, bool]:
@@ -159,20 +163,20 @@ class Spool:
         return refused or any(self.listed(WAITING)) or self.precedes(REFUSED, path, data)
 
     def precedes(self, folder: str, path: str, data: bytes) -> bool:
-        """Tells whether data are a manifest's, whose segment is in a folder."""
-        if not path.endswith(f"/{MANIFEST}"):
-            return False
-        key = _key(segment_path(os.path.dirname(path), json.loads(data).get("segment", "")))
-        return any(name.endswith(key) for name in self.listed(folder))
+        """Tells whether data are a manifest's, and a segment is in a folder that may hold its record."""
+        waiting = self.paths(folder) if path.endswith(f"/{MANIFEST}") else {}
+        log = f"{path.rpartition('/packs/')[0]}/{LOG}/"
+        names = [other.removeprefix(log) for other in waiting if other.startswith(log)]
+        return bool(names) and any(json.loads(data)["number"] in numbers_of(name) for name in names)
 
     def missing(self) -> int:
         """Counts the writes that are refused or were set aside."""
         return sum(1 for _ in self.listed(REFUSED, ASIDE))
 
-    def paths(self) -> dict[str, int]:
-        """The paths of the writes that wait or were set aside, each with the size of its file in bytes."""
+    def paths(self, *folders: str) -> dict[str, int]:
+        """The paths of the writes in folders, in all where none is named, each with the size of its file in bytes."""
         sizes: dict[str, int] = {}
-        for name in self.listed(WAITING, REFUSED, ASIDE):
+        for name in self.listed(*(folders or (WAITING, REFUSED, ASIDE, BATCHES))):
             with self._usable(), suppress(FileNotFoundError), (self.path / name).open("rb") as file:
                 sizes[_path(file.readline())] = os.fstat(file.fileno()).st_size
         return sizes
@@ -204,17 +208,19 @@ class Spool:
             for draft in self.path.glob(f"*/{DRAFT}*"):  # a process that is just writing one tries again
                 draft.unlink(missing_ok=True)
         keys = set(map(_key, paths))
-        for name in list(self.listed(WAITING, REFUSED, ASIDE)):
+        for name in list(self.listed(WAITING, REFUSED, ASIDE, BATCHES)):
             if name.rpartition("-")[2] in keys:
                 self.take_out(name)
 
-    def take_out(self, name: str, folder: str = "") -> None:
-        """Removes a write from its folder, to the end of another one where that is given."""
-        with self._usable(), suppress(FileNotFoundError):
-            if folder:
-                os.replace(self.path / name, self.path / folder / f"{time.time_ns():020}-{name.split('-', 1)[1]}")
-            else:
-                os.unlink(self.path / name)
+    def take_out(self, *names: str, folder: str = "") -> None:
+        """Removes writes from their folder, to the end of another one where that is given."""
+        for name in names:
+            self._kept.pop(name.rpartition("-")[2], None)
+            with self._usable(), suppress(FileNotFoundError):
+                if folder:
+                    os.replace(self.path / name, self.path / folder / f"{time.time_ns():020}-{name.split('-', 1)[1]}")
+                else:
+                    os.unlink(self.path / name)
 
     @contextmanager
     def _usable(self) -> Iterator[None]:
@@ -304,9 +310,6 @@ class SpooledFiles(Files):
         data = self.spool.get(path)
         return super().read(path, start, end) if data is None else data[start:end]
 
-    def lacks(self, path: str) -> bool:
-        return time.monotonic() > self._direct_at and super().lacks(path)
-
     def deliver(self) -> None:
         """Starts a thread that writes what waits to the store."""
         if self.spool.is_empty():
@@ -385,20 +388,20 @@ class SpooledFiles(Files):
             return True
         for folder in (REFUSED, ASIDE) if is_sound else ():
             if self.spool.precedes(folder, path, data):
-                self.spool.take_out(name, folder)
+                self.spool.take_out(name, folder=folder)
                 return name.startswith(WAITING) or folder == ASIDE
         try:
             fault = self._send(path, data, name.split("-")[1]) if is_sound else "it was damaged"
         except StoreError as error:
             if not self._is_refused(len(data), error):
                 return False
-            self.spool.take_out(name, "" if self.spool.is_forgotten(name, path) else REFUSED)
+            self.spool.take_out(name, folder="" if self.spool.is_forgotten(name, path) else REFUSED)
             return name.startswith(WAITING)
         if self.spool.is_forgotten(name, path):  # meanwhile
             self.delete(path)
         elif fault:
             logger.error("%s is set aside in %s: %s", path or name, self.spool.path, fault)
-        self.spool.take_out(name, ASIDE if fault else "")
+        self.spool.take_out(name, folder=ASIDE if fault else "")
         self._pause = _FIRST_PAUSE_SECONDS
         return True
 

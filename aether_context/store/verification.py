@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from itertools import chain, count
 from typing import Any, Protocol
 
-from aether_context.canonical import canonical_json, hash_bytes, short
+from aether_context.canonical import canonical_json, hash_bytes, hash_text, short
 from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotFound, ReplayIncomplete
 from aether_context.evidence import EvidenceRecord, evidence_key
 from aether_context.pack import NOTHING, pack_of_event
@@ -66,8 +66,9 @@ class Verifier:
         self.store = store
         self._replayer = Replayer(store)
         self._checked: dict[str, Manifest | AetherContextError] = {}
-        self.outcomes: dict[str, str] = {}
-        """The hashes of the outcomes' files of packs that were checked, empty where there is none."""
+        self.outcomes: defaultdict[str, str | None] = defaultdict(lambda: None)
+        """The names of the lines with the outcomes of packs that were checked, empty where there is none, and None
+        where nobody can tell."""
 
     def faults(self, places: Sequence[str], advance: Callable[[], object] = lambda: None) -> dict[str, str]:
         """Describes the faults of a session's packs, by their places; empty for each without any.
@@ -93,6 +94,10 @@ class Verifier:
         if isinstance(manifest, AetherContextError):
             return str(manifest)
         try:
+            outcomes = self._replayer.log(manifest).outcomes([manifest])
+            self.outcomes[manifest.pack_id] = name = outcomes.name(manifest)
+            if name:
+                outcomes.of(manifest)
             if manifest.over_window and of_size:
                 over = f"the request passes the window by {manifest.over_window:,} tokens"
             if missing := self._replayer.missing(manifest):
@@ -115,7 +120,7 @@ class Verifier:
 
     def _check(self, pack_path: str) -> Manifest | AetherContextError:
         try:
-            manifest, _, self.outcomes[name_of(pack_path)] = self.store.parts(pack_path)
+            manifest = self.store.read_sound(pack_path)
         except AetherContextError as error:
             return error
         if self.store.place(manifest).lstrip("/") != pack_path.lstrip("/"):
@@ -168,7 +173,7 @@ def verify(
         findings.packs += len(places)
         damaged = len(places) - len(manifests)
         for entry in of_folder:
-            if entry.kind not in ("pack", "outcome"):
+            if entry.kind != "pack":
                 faults[entry.file.path] = _file_fault(store, entry)
         faults |= other_files.contradictions(manifests, verifier.outcomes)
         gaps = _gaps(verifier, manifests, damaged, event_packs) if manifests else ""
@@ -225,7 +230,7 @@ def _gaps(
         if manifest.before and predecessors and manifest.before not in {earlier.digest for earlier in predecessors}:
             return f"the pack before {manifest.pack_id} is not the one that it followed"
         hashes = {verifier.outcomes[earlier.pack_id] for earlier in predecessors}
-        if manifest.outcome_before and predecessors and manifest.outcome_before not in hashes:
+        if manifest.outcome_before and predecessors and not {manifest.outcome_before, None} & hashes:
             fault = "not the one that was written" if any(hashes) else "missing"
             return f"the outcome of {predecessors[0].pack_id} is {fault}"
     return ""
@@ -247,8 +252,8 @@ class _OtherFiles:
             path = entry.file.path
             with suppress(AetherContextError, FileNotFoundError):
                 for pack_path, copies in read_block(store.files, path).items() if entry.kind == INDEX else ():
-                    hashes = [hash_bytes((text or "").encode()) for text in copies]
-                    self._copies[pack_path].append((path, hashes[0], hashes[1] if copies[1] else ""))
+                    manifest, outcome = copies
+                    self._copies[pack_path].append((path, hash_text(manifest), hash_text(outcome) if outcome else ""))
             if entry.kind == "turns":
                 _, start, stop, _ = entry.stem.split("-")
                 self._turns[entry.place].append((int(start), int(stop)))
@@ -258,16 +263,17 @@ class _OtherFiles:
             return read_record(self._store.files.read(entry.file.path), self._store.files.below_base(entry.file.path))
         return None
 
-    def contradictions(self, manifests: Sequence[Manifest], outcomes: Mapping[str, str]) -> dict[str, str]:
+    def contradictions(self, manifests: Sequence[Manifest], outcomes: Mapping[str, str | None]) -> dict[str, str]:
         """Describes the blocks of the index that hold other manifests or outcomes than the packs, by their paths.
 
         Args:
-            outcomes: the hashes of the outcomes' files by the ids of packs, empty for those without.
+            outcomes: those of a `Verifier`.
         """
         faults = {}
         for manifest in manifests:
             for path, copy, outcome in self._copies.get(self._store.place(manifest), ()):
-                if copy != hash_bytes(manifest.to_json().encode()) or outcome not in ("", outcomes[manifest.pack_id]):
+                recorded = outcomes[manifest.pack_id]
+                if copy != hash_text(manifest.to_json()) or (outcome and recorded is not None and outcome != recorded):
                     faults[path] = f"its copy of {manifest.pack_id} is not what the pack holds"
         return faults
 

@@ -45,7 +45,7 @@ def recorded() -> dict[str, bytes]:
     packs.chain(store, 3)
     packs.talk(store, 4)
     for manifest in store.manifests():
-        store.write_outcome(manifest, {"input_tokens": 900, "output_tokens": 12, "cached_tokens": 400})
+        store.write_all([], [(manifest, {"input_tokens": 900, "output_tokens": 12, "cached_tokens": 400})])
     store.write_summary("shop", "ada", "sha256:" + "1" * 64, "short")
     return {
         file.path.removeprefix(f"{store.files.root}/"): store.files.read(file.path)

@@ -17,6 +17,7 @@ from wording import SPOOL_FOLDER
 from aether_context import PackStore, verify
 from aether_context.errors import AetherContextError
 from aether_context.memory import Memories
+from aether_context.store.files import File
 from aether_context.store.spool import Spool, SpooledFiles, spool_of
 
 Live = Callable[..., Life]
@@ -52,11 +53,20 @@ def sound(path: Path) -> list[str]:
     return [] if found == "ok" else [f"{path.name}: {found}"]
 
 
+class FilesAndWaiting(SpooledFiles):
+    """A store's files, and those that wait for it in the spool, in its log, too."""
+
+    def files(self, path: str, size: int | None = None) -> list[File]:
+        waiting = [name for name in self.spool.paths() if name.rpartition("/")[0] == path]
+        files = {file.path: file for file in super().files(path, size)}
+        return [*({name: File(name, 0, None) for name in waiting} | files).values()]
+
+
 def lost_of(house: House, life: Life) -> list[str]:
     """What a life was told to be kept and is nowhere."""
     waiting = spool(house)
     plain = PackStore(str(house.store))
-    store = plain.through(SpooledFiles(plain.files, waiting))
+    store = plain.through(FilesAndWaiting(plain.files, waiting))
     lost = sound(house.memories)
     with closing(Memories(house.memories)) as memories:
         remembered = {one.name for one in memories.all(APP, USER)}
@@ -65,9 +75,9 @@ def lost_of(house: House, life: Life) -> list[str]:
         for name in said.get("packs", ()):
             place = f"{store.files.place(APP, USER, said['session'])}/packs/{name}"
             try:
-                parts = store.parts(place)
-                assert parts.manifest.record in store.texts(parts.manifest)
-                if parts.outcome is None:
+                manifest = store.read_sound(place)
+                assert manifest.record in store.log(manifest).texts
+                if store.outcome(manifest) is None:
                     lost.append(f"outcome of {name}")
             except AetherContextError:
                 lost.append(f"pack {name}")

@@ -20,7 +20,8 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.events.event import Event
 from google.genai import types
 
-from aether_context.adk.call import AgentKey, Position, SessionKey, agent_key
+from aether_context.adk.call import AgentKey, Position, SessionKey, agent_key, session_key
+from aether_context.canonical import hash_text
 from aether_context.errors import AetherContextError, ArtifactError, PackNotFound, StoreError
 from aether_context.evidence import evidence_key
 from aether_context.pack import Identity, Pack, noted, pack_of_event
@@ -31,18 +32,23 @@ from aether_context.store.files import Files
 from aether_context.store.index import write_time
 from aether_context.store.layout import pack_at
 from aether_context.store.masking import MaskedPacks
-from aether_context.store.pack_file import LOG, MANIFEST
+from aether_context.store.pack_file import MANIFEST, outcome_line
 from aether_context.store.spool import TIMEOUT_SECONDS, SpooledFiles, spool_of
 from aether_context.text.entities import SCHEME
 
 if TYPE_CHECKING:
     from aether_context.store import Manifest
+    from aether_context.store.packs import Answered
 
 # One thread a store writes in order. It starts with the first recording, ends when nothing was recorded for a while,
 # and starts again when it is needed, in a forked process, too. What the store cannot take, or not as fast as it comes,
 # waits in a local spool, the only queue that outlives the process. The jobs here wait in memory because a manifest is
 # made from its pack by them, and by what the store says of the one before. Where there is no spool or its disk is full
 # they are tried again, and the oldest are given up once more than a thousand wait for what fails.
+#
+# On an object store each file is a request. So what a run records of a session is a batch, which is written at its end,
+# or after half a minute: one segment of the log and the manifests, 1.3 writes a call in the place of 3.2
+# (`tests/bench/steps.py`). Meanwhile it is in the spool, where the next process finds it if this one is killed.
 #
 # The spool has a thread of its own, since that may hang on a store for seconds: but for the write that finds it down,
 # this one never waits for a store that is away, and what is recorded meanwhile is on the disk at once.
@@ -61,20 +67,16 @@ _RETRY_SECONDS = 0.5
 _LOOK_SECONDS = 0.05
 _QUIET_SECONDS = 10.0
 _STORE_SECONDS = 0.4
+_BATCH_SECONDS = 30.0
+_DAY_SECONDS = 86_400.0
+"""So long may a chain be: a rule of the store deletes what is older than some days, whatever needs it."""
 _CALM_SECONDS = 60.0
 """Failures that are less apart are one outage, and one line in the log."""
 
 
-CallKey: TypeAlias = tuple[str | int, ...]
+CallKey: TypeAlias = tuple[AgentKey, str, int]
 """A model call: its agent in a session, the invocation, and its number."""
-
-
-def _names_in(end: tuple[str, Tip]) -> int:
-    return min(_MOST_NAMES, end[1].size)
-
-
-def _call_key(identity: Identity) -> CallKey:
-    return (*agent_key(identity), identity.invocation, identity.call)
+_Record: TypeAlias = "Callable[[], tuple[Recording, Tip | None]]"
 
 
 class _Newest(NamedTuple):
@@ -95,6 +97,20 @@ class _Written(NamedTuple):
     outcome: str = ""
 
 
+@dataclass(slots=True)
+class _Batch:
+    """Packs and outcomes of a session that are to be written, by their calls.
+
+    ``packs`` are recordings, each with the tip that it extends and the function that records it anew. ``files`` are the
+    names of the spool's files that hold the same.
+    """
+
+    packs: dict[CallKey, tuple[Recording, Tip | None, _Record]] = field(default_factory=dict)
+    outcomes: dict[CallKey, Answered] = field(default_factory=dict)
+    files: dict[str, CallKey] = field(default_factory=dict)
+    since: float = field(default_factory=time.monotonic)
+
+
 class Recorder:
     """The writing end of a store, which first writes what an earlier process left in the spool.
 
@@ -107,19 +123,23 @@ class Recorder:
         self._spooled = SpooledFiles(store.files, spool) if spool is not None else None
         files = self._spooled or Files(store.files.url, store.files.options, TIMEOUT_SECONDS)
         self.store = store if files.is_in_memory else store.through(files)
+        self._batching = spool if spool is not None and not files.is_local else None
+        """Where batches wait; None where all is written at once, as to a folder."""
         if self._spooled is not None:
+            self._spooled.spool.release()
             self._spooled.deliver()
         self._waiting: deque[tuple[Callable[[], object], CallKey | None]] = deque()
         self._starting = threading.Lock()
         self._thread: threading.Thread | None = None
         self._hurry = threading.Event()
         self._flushes: set[Future[bool | None]] = set()
-        self._tips: LRUCache[AgentKey, tuple[str, Tip]] = LRUCache(_MOST_NAMES, _names_in)
+        self._tips: LRUCache[AgentKey, Tip] = LRUCache(_MOST_NAMES, lambda tip: min(_MOST_NAMES, tip.size))
         self._unanswered: LRUCache[CallKey, Manifest] = LRUCache(_MOST_CHAINS)
         self._newest: LRUCache[SessionKey, _Newest] = LRUCache(_MOST_CHAINS)
         self._written: LRUCache[SessionKey, _Written] = LRUCache(_MOST_CHAINS)
         self._first_numbers: LRUCache[SessionKey, int] = LRUCache(_MOST_CHAINS)
         self._artifacts: LRUCache[SessionKey, set[str]] = LRUCache(_MOST_CHAINS)
+        self._batches: dict[SessionKey, _Batch] = {}
         self._masked = MaskedPacks()
         self._outcomes: dict[CallKey, Mapping[str, Any]] = {}
         self._missing = self._spooled.spool.missing() if self._spooled is not None else 0
@@ -137,8 +157,8 @@ class Recorder:
         Its number is one more than the highest that this process or an event of the session knows: another worker's
         calls are told by their events, or by the store where one of them left no event.
         """
-        of_call, identity = _call_key(pack.identity), pack.identity
-        session = (identity.app, identity.user, identity.session)
+        identity = pack.identity
+        of_call, session = (agent_key(identity), identity.invocation, identity.call), agent_key(identity)[:3]
         name = pack_id(identity, pack.source.step)
         # Masked once, however often it is tried to write it.
         masked = cache(partial(self._masked.of, pack, policy, name))
@@ -148,13 +168,8 @@ class Recorder:
             position = Position(number + 1, turn if newest.invocation == identity.invocation else turn + 1)
             self._newest[session] = newest._replace(position=position, pack_id=name, invocation=identity.invocation)
 
-        attempts: list[tuple[Tip | None, Recording]] = []
-
-        def recorded() -> Recording:
-            """The recording, the same at each attempt: one that failed may have written it."""
-            previous, tip = self._pack_before(session, newest), self._tip(identity, position.number)
-            if attempts and attempts[-1][0] is tip:
-                return attempts[-1][1]
+        def recorded() -> tuple[Recording, Tip | None]:
+            previous, tip = self._pack_before(session, newest), self._tip(identity)
             recording = record(
                 masked(),
                 policy,
@@ -168,25 +183,13 @@ class Recorder:
                 stored=self._stored(session, masked()),
                 off=self.off,
             )
-            attempts.append((tip, recording))
-            return recording
+            return recording, tip
 
         def write() -> None:
-            recording, outcome = recorded(), self._outcomes.get(of_call)
-            manifest = self.store.write(recording)
-            outcome_hash = self.store.write_outcome(manifest, outcome, is_new=True) if outcome is not None else ""
-            if manifest.pack_id != recording.manifest.pack_id:
-                logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
-                recording = recording.changed(pack_id=manifest.pack_id)
-            self._tips[agent_key(identity)] = identity.invocation, recording.tip
-            self._written[session] = _Written(position.number, manifest.digest, outcome_hash)
-            self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
-            if outcome is None:
-                self._unanswered[of_call] = manifest
-            else:
-                self._outcomes.pop(of_call, None)
-            if self._recorded is not None:
-                self._recorded(manifest, recording)
+            batch = self._batches.setdefault(session, _Batch())
+            if of_call not in batch.packs:  # a job that failed is tried again
+                self._gather(batch, of_call, recorded)
+            self._finish(session)
 
         self.later(write, of_call)
         return position
@@ -232,7 +235,8 @@ class Recorder:
             path = f"{self.store.files.place(*session)}/packs/{newest.pack_id}"
             try:
                 earlier = self.store.read(path)
-                self._written[session] = _Written(earlier.number, earlier.digest, self.store.outcome_hash(path))
+                outcome = self.store.outcomes([earlier]).name(earlier) or ""
+                self._written[session] = _Written(earlier.number, earlier.digest, outcome)
                 self._first_numbers[session] = earlier.first_number
             except PackNotFound:
                 self._note_gone(session, number + 1)
@@ -268,24 +272,99 @@ class Recorder:
 
     def outcome(self, identity: Identity, values: Mapping[str, Any]) -> None:
         """Queues what became of the model call that `identity` names; it goes with its pack where that waits, too."""
-        of_call = _call_key(identity)
+        of_call, session = (agent_key(identity), identity.invocation, identity.call), agent_key(identity)[:3]
         self._outcomes.setdefault(of_call, values)
 
         def write() -> None:
-            manifest = self._unanswered.get(of_call)
-            if manifest is not None and of_call in self._outcomes:
-                last = self._written.get(manifest.session_key, _Written())
-                try:
-                    last = last._replace(outcome=self.store.write_outcome(manifest, self._outcomes[of_call]))
-                except PackNotFound:  # it was forgotten meanwhile
-                    self._tips.pop(agent_key(identity), None)
-                    self._note_gone(manifest.session_key, manifest.number + 1)
-                if last.digest == manifest.digest:
-                    self._written[manifest.session_key] = last
-            self._unanswered.pop(of_call, None)
+            if of_call in self._unanswered:
+                self._answer(self._batches.setdefault(session, _Batch()), of_call)
             self._outcomes.pop(of_call, None)
+            self._finish(session)
 
         self.later(write, of_call)
+
+    def _gather(self, batch: _Batch, of_call: CallKey, recorded: _Record) -> None:
+        recording, tip = recorded()
+        manifest = self._unanswered[of_call] = recording.manifest
+        session = of_call[0][:3]
+        batch.packs[of_call] = recording, tip, recorded
+        self._tips[of_call[0]] = recording.tip
+        self._written[session] = _Written(manifest.number, manifest.digest)
+        self.store.files.settle_written(self.store.files.place(*session), manifest.stored)
+        self._spool(batch, of_call, [recording], [])
+        self._answer(batch, of_call)
+
+    def _answer(self, batch: _Batch, of_call: CallKey) -> None:
+        """Takes in the outcome of a pack that was recorded, where it is known."""
+        if (values := self._outcomes.pop(of_call, None)) is None:
+            return
+        manifest = self._unanswered.pop(of_call)
+        batch.outcomes[of_call] = manifest, values
+        last = self._written.get(of_call[0][:3], _Written())
+        if last.digest == manifest.digest:
+            line = outcome_line(manifest.number, manifest.record, values)
+            self._written[of_call[0][:3]] = last._replace(outcome=hash_text(line))
+        self._spool(batch, of_call, [], [(manifest, values)])
+
+    def _spool(self, batch: _Batch, of_call: CallKey, packs: list[Recording], outcomes: list[Answered]) -> None:
+        """Puts a part of a batch into the spool; where that has no room it is in memory alone."""
+        if self._batching is not None:
+            files = self.store.files_of(packs, outcomes)
+            files |= {f"{self.store.place(pack.manifest)}/{MANIFEST}": pack.data for pack in packs}
+            with suppress(StoreError):
+                batch.files |= {self._batching.keep(path, data): of_call for path, data in files.items()}
+
+    def _finish(self, session: SessionKey, *, of_run: bool = False) -> None:
+        """Writes the batch of a session, to an object store at the end ``of_run`` alone."""
+        if (self._batching is not None and not of_run) or (batch := self._batches.pop(session, None)) is None:
+            return
+        try:
+            self._renew(session, batch)
+            recordings = [recording for recording, *_ in batch.packs.values()]
+            manifests = self.store.write_all(recordings, [*batch.outcomes.values()])
+        except AetherContextError:
+            self._batches[session] = batch
+            raise
+        if self._batching is not None:
+            self._batching.take_out(*batch.files)
+        for recording, manifest in zip(recordings, manifests, strict=True):
+            if manifest.pack_id != recording.manifest.pack_id:
+                logger.info("%s is in the store as %s", recording.manifest.pack_id, self.store.uri(manifest))
+                self._written.pop(session, None)
+            if self._recorded is not None:
+                self._recorded(manifest, recording)
+
+    def _renew(self, session: SessionKey, batch: _Batch) -> None:
+        """Leaves out what was forgotten of a batch, and records the rest anew where a pack that it extends was deleted.
+
+        So it does where the store does not say, since what needs a pack that is gone can never be built.
+        """
+        folder, packs, outcomes = partial(self.store.files.place, *session), batch.packs, batch.outcomes
+        if self._batching is not None:
+            is_forgotten = partial(self._batching.is_forgotten, path=f"{folder()}/")
+            forgotten = {of_call for name, of_call in batch.files.items() if is_forgotten(name)}
+            packs = {of_call: pack for of_call, pack in packs.items() if of_call not in forgotten}
+        extended = {tip.pack_id for _, tip, _ in packs.values() if tip is not None}
+        extended |= {manifest.pack_id for manifest, _ in outcomes.values()}
+        extended -= {recording.manifest.pack_id for recording, *_ in packs.values()}
+        try:
+            if all(self.store.files.get(f"{folder()}/packs/{name}/{MANIFEST}", 1) for name in extended):
+                return
+            batch.outcomes = {}
+        except StoreError:
+            batch.outcomes = {of_call: end for of_call, end in outcomes.items() if of_call not in batch.packs}
+        if self._batching is not None:
+            self._batching.take_out(*batch.files)
+        self._written.pop(session, None)
+        for agent, *_ in (*batch.packs, *outcomes):
+            self._tips.pop(agent, None)
+        batch.packs, batch.files = {}, {}
+        for of_call, (recording, _, recorded) in packs.items():
+            for name in recording.manifest.stored:
+                self.store.files.note_written(folder(), name)
+            if of_call in outcomes:
+                self._outcomes[of_call] = outcomes[of_call][1]
+            self._gather(batch, of_call, recorded)
 
     def later(self, job: Callable[[], object], of_call: CallKey | None = None) -> None:
         """Queues a write without waking the thread: one that wakes here takes its time from the model call.
@@ -303,39 +382,22 @@ class Recorder:
             self._gave_up = True
         self._ensure_thread()
 
-    def _tip(self, identity: Identity, number: int) -> Tip | None:
+    def _tip(self, identity: Identity) -> Tip | None:
         """The end of the chain that an agent's next pack extends; None where it cannot stand on it.
 
-        Where a write was set aside or is refused all chains begin anew. Whether the last pack and the oldest segment
-        that it needs are still there, and were not forgotten by another process or by a rule of the store, is looked at
-        once an invocation; where the store does not say, the pack is whole, since one that needs what is gone can never
-        be built again.
+        Where a write was set aside or is refused all chains begin anew. See `_look` for what was deleted.
         """
         missing = self._spooled.spool.missing() if self._spooled is not None else 0
         if missing > self._missing:
             self._tips.clear()
         self._missing = missing
-        chain_head = self._tips.get(agent_key(identity))
-        if chain_head is None:
-            return None
-        invocation, tip = chain_head
-        session = (identity.app, identity.user, identity.session)
-        folder = self.store.files.place(*session)
-        if invocation == identity.invocation:
-            return tip
-        try:  # a store that is spared is asked, too
-            oldest = min({*tip.chain, *tip.texts.values()})
-            ends = {oldest: f"{LOG}/{oldest}", tip.chain[-1]: f"packs/{tip.pack_id}/{MANIFEST}"}
-            if all(self.store.files.get(f"{folder}/{name}", 1) for name in ends.values()):
-                return tip
-        except StoreError:
-            return None
-        self._note_gone(session, number)
-        return None
+        tip = self._tips.get(agent_key(identity))
+        return None if tip is not None and identity.last_event_time - tip.began > _DAY_SECONDS else tip
 
-    async def flush(self, timeout_seconds: float = 5.0) -> bool:
+    async def flush(self, timeout_seconds: float = 5.0, invocation: InvocationContext | None = None) -> bool:
         """Waits until all that is queued by now is written; False where that took too long or the store failed.
 
+        With an invocation, the batches of other sessions are not meant.
         What is queued meanwhile is not waited for. With a spool, the store itself gets `_STORE_SECONDS`; from half of
         them on it is spared, so that what it lacks is on the disk, and not lost with the process.
         """
@@ -345,6 +407,8 @@ class Recorder:
         """Whether the store itself has all; None where it failed, or there is no room for what it lacks."""
 
         def reach() -> None:
+            for owner in list(self._batches) if invocation is None else [session_key(invocation)]:
+                self._finish(owner, of_run=True)
             if reached in self._flushes:
                 self._flushes.discard(reached)
                 reached.set_result(self._spooled is None or self._spooled.flush(0))
@@ -378,7 +442,10 @@ class Recorder:
         while quiet < _QUIET_SECONDS:
             self._hurry.wait(_LOOK_SECONDS)
             self._hurry.clear()
-            quiet = 0.0 if self._waiting else quiet + _LOOK_SECONDS
+            due = time.monotonic() - _BATCH_SECONDS
+            for session in [session for session, batch in self._batches.items() if batch.since < due]:
+                self.later(partial(self._finish, session, of_run=True))
+            quiet = 0.0 if self._waiting or self._batches else quiet + _LOOK_SECONDS
             while self._waiting:
                 first = self._waiting[0]
                 flushes = set(self._flushes)

@@ -60,7 +60,8 @@ def run_demo(*, model: str | None, url: str, window: int) -> int:
     plugin = ContextPackPlugin(policy=policy, store=store)
     session, _ = asyncio.run(research(model=model, plugin=plugin, root=_PACKAGE))
     manifests = list(store.manifests("demo", "reader", session))
-    compared = Comparison((manifest, manifest.usage(store.outcome(manifest))) for manifest in manifests)
+    ends = store.outcomes(manifests)
+    compared = Comparison((manifest, manifest.usage(ends.of(manifest))) for manifest in manifests)
     verifier, paths = Verifier(store, replays=True), store.places("demo", "reader", session)
     faults = {path: fault for path in paths if (fault := verifier.fault(path))}
     head(compared.headline(window))

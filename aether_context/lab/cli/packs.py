@@ -17,7 +17,8 @@ from aether_context.lab.cli.terminal import (
 )
 from aether_context.lab.reading.cache import CacheWitness, PricedLoss
 from aether_context.store import Manifest, PackStore
-from aether_context.store.packs import Listing, name_of
+from aether_context.store.files import File
+from aether_context.store.packs import name_of
 from aether_context.usage import Totals
 
 _MOST_DIGITS = 6
@@ -45,7 +46,7 @@ def whose(**selection: str | None) -> str:
     return f" of {words}" if words else ""
 
 
-def selected_packs(store: PackStore, *, newest: int | None = None, **selection: str | None) -> dict[str, Listing]:
+def selected_packs(store: PackStore, *, newest: int | None = None, **selection: str | None) -> dict[str, File]:
     """The packs of a selection, or so many of the newest, by their places; `PackNotFound` where there is none."""
     if not (packs := require(store).listed(**selection, newest=newest)):
         raise PackNotFound(f"no packs{whose(**selection)} in {store.url}")

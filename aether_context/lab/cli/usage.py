@@ -17,7 +17,7 @@ from aether_context.lab.reading import Comparison, Reading
 from aether_context.lab.reading.cache import CacheWitness
 from aether_context.lab.reading.tools import ToolUses
 from aether_context.store import Manifest, PackStore
-from aether_context.store.packs import Listing
+from aether_context.store.files import File
 from aether_context.store.replay import Replayer
 from aether_context.usage import Totals, accuracy
 
@@ -116,7 +116,7 @@ def show_usage(url: str, *, by: Sequence[str], as_json: bool, **selection: str |
     return NOT_THERE if unreadable else 0
 
 
-def _show_tools(store: PackStore, listed: Mapping[str, Listing], by: Sequence[str], as_json: bool) -> int:
+def _show_tools(store: PackStore, listed: Mapping[str, File], by: Sequence[str], as_json: bool) -> int:
     """Prints the declarations and results of each tool, sent over all calls, with their price."""
     if by != ("tool",):
         raise click.UsageError("--by tool stands alone: a call has several tools")

@@ -12,7 +12,7 @@ from typing import Literal, TypeAlias
 
 from aether_context.canonical import JSON, short
 from aether_context.conversation.strategy import summary_content
-from aether_context.errors import AetherContextError, StoreError
+from aether_context.errors import AetherContextError
 from aether_context.lab.tuning.simulation import window_under
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy, differing
@@ -167,7 +167,7 @@ def read_view(replayer: Replayer, manifest: Manifest, *, request: bool = True) -
         view = replace(view, settings=settings_of(replayer.policy(manifest)))
     try:
         view = replace(view, outcome=replayer.store.outcome(manifest))
-    except StoreError as error:
+    except AetherContextError as error:
         gaps.append(str(error))
     return replace(view, gaps=tuple(gaps))
 

@@ -63,7 +63,7 @@ def read_back(store: PackStore, manifests: Iterable[Manifest]) -> dict[str, tupl
     for manifest in manifests:
         texts: Mapping[str, str] = {}
         with suppress(AetherContextError):
-            texts = store.texts(manifest) if manifest.texts else {}
+            texts = store.log(manifest).texts if manifest.texts else {}
         new = [text for name, text in texts.items() if name not in names and any(reader in text for reader in READERS)]
         names |= texts.keys()
         parts = list[Part]()

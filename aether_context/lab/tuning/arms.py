@@ -135,7 +135,8 @@ def compare_arms(store: PackStore | str, **selection: str | None) -> ArmReport:
     for folder in folders([store], **selection):
         try:
             manifests = list(store.files.at_once(store.read, folder.places))
-            calls: _Calls = [(manifest, store.outcome(manifest)) for manifest in manifests]
+            ends = store.outcomes(manifests)
+            calls: _Calls = [(manifest, ends.of(manifest)) for manifest in manifests]
         except AetherContextError as error:
             unusable[folder.name] = f"{type(error).__name__}: {error}"
             continue

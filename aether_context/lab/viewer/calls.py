@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from cachetools import LRUCache
 
-from aether_context.errors import ArtifactError, ChecksumMismatch, StoreError
+from aether_context.errors import AetherContextError, ArtifactError
 from aether_context.evidence import evidence_key
 from aether_context.lab.reading import Comparison, PackView, Piece, TextChange
 from aether_context.lab.reading.cache import CacheWitness, PricedLoss
@@ -22,6 +22,7 @@ from aether_context.pack import NOTHING, Layer
 from aether_context.packing import payload
 from aether_context.store import Manifest, PackStore
 from aether_context.store.artifacts import ArtifactFiles, artifact_owner
+from aether_context.store.log import Outcomes
 from aether_context.store.replay import Replayer
 from aether_context.usage import CallUsage, Totals
 
@@ -88,23 +89,31 @@ class CallReader:
     def of(self, places: Iterable[str]) -> list[Call]:
         calls = {place: self._answered.get(place) for place in places}
         missing = [place for place, call in calls.items() if call is None]
-        for place, call in zip(missing, self._store.files.at_once(self._read, missing), strict=True):
-            calls[place] = call
+        manifests = self._store.files.at_once(self._read, missing)
+        outcomes = self._store.outcomes(filter(None, manifests))
+        for path, manifest in zip(missing, manifests, strict=True):
+            calls[path] = call = self._call(path, manifest, outcomes)
             if call.answer is not None:
-                self._answered[place] = call
+                self._answered[path] = call
         return [call for call in calls.values() if call is not None]
 
-    def _read(self, place: str) -> Call:
+    def _read(self, place: str) -> Manifest | None:
+        with suppress(Exception):  # whoever can write into the store can put anything into its files
+            return self._store.read(place)
+        return None
+
+    def _call(self, place: str, manifest: Manifest | None, outcomes: Outcomes) -> Call:
         *_, app, user, session, _, pack_id = place.split("/")
+        outcome, fault = None, ""
         try:
-            manifest, outcome, fault = self._store.read(place), None, ""
+            manifest = manifest or self._store.read(place)
             try:
-                outcome = self._store.outcome(manifest)
+                outcome = outcomes.of(manifest)
                 manifest.verify()
-            except (ChecksumMismatch, StoreError) as error:
+            except AetherContextError as error:
                 fault = str(error)
             answer = manifest.usage(outcome)
-        except Exception as error:  # whoever can write into the store can put anything into its files
+        except Exception as error:
             fault = (str(error) or type(error).__name__)[:500]
             return Call(pack_id, (app, user, session), flags=("cannot be read",), fault=fault)
         flags = {
