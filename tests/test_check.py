@@ -88,13 +88,15 @@ def test_a_tool_and_a_model_are_taken_away(shop: PackStore) -> None:
 
 
 def test_a_bound_is_passed_where_it_is_named(shop: PackStore, tmp_path: Path) -> None:
-    file = tmp_path / "instruction.txt"
-    file.write_text("You help. " + "Be brief and kind. " * 24)
-    found = check(shop, "--instruction", str(file))
-    assert found.output.startswith("chat: loses: retention changes by less than -1 points; cost +1.")
-    bounds = "--instruction", str(file), "--min-answered", "-60", "--max-cost"
-    assert check(shop, *bounds, "+40%").exit_code == 0
-    assert check(shop, *bounds, "1").output.startswith("chat: loses: cost rises by more than 1%; cost +1.")
+    narrow, longer = tmp_path / "narrow.toml", tmp_path / "instruction.txt"
+    narrow.write_text("max_input_tokens = 1_500\n")
+    longer.write_text("You help. " + "Be brief and kind. " * 24)
+    found = check(shop, "--policy", str(narrow))
+    assert found.output.startswith("chat: loses: retention changes by less than -1 points; cost -1")
+    assert check(shop, "--policy", str(narrow), "--min-answered", "-60").exit_code == 0
+    found = check(shop, "--instruction", str(longer), "--max-cost", "1")
+    assert found.output.startswith("chat: loses: cost rises by more than 1%; cost +1.")
+    assert check(shop, "--instruction", str(longer), "--max-cost", "+40%").exit_code == 0
 
 
 def test_where_nothing_can_be_built_the_code_is_3() -> None:
