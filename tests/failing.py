@@ -5,7 +5,7 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 from unittest.mock import patch
@@ -123,3 +123,10 @@ def short_waits(seconds: float = 0.05) -> Iterator[None]:
         patch("aether_context.adk.models.texts.ModelSummarizer.seconds", seconds),
     ):
         yield
+
+
+def wait_until(found: Callable[[], object], seconds: float = 60) -> None:
+    until = time.monotonic() + seconds
+    while not found():
+        assert time.monotonic() < until
+        time.sleep(0.01)

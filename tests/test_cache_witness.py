@@ -7,6 +7,7 @@ import json
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from browsing import Browser
@@ -20,6 +21,7 @@ from scripted import Chat, Scripted, look_up, send_mail
 from traces import Traces
 
 from aether_context import PackPolicy
+from aether_context.adk import learning
 from aether_context.lab.cli import main
 from aether_context.lab.reading.cache import CacheWitness
 
@@ -182,3 +184,15 @@ def test_several_answers_of_one_call_lose_nothing_to_each_other(traces: Traces) 
     answers = [LlmResponse(content=types.ModelContent(text), usage_metadata=usage) for text in ("one", "two")]
     Chat(script=["ok", tuple(answers)]).say("Hello?", "Again?")
     assert not any("aether_context.cache.lost_to" in span.attributes for span in traces.all)
+
+
+def test_it_remembers_sessions_of_which_little_else_is_kept() -> None:
+    chat = Chat(policy=PackPolicy(max_input_tokens=20_000))
+    with (
+        patch("aether_context.adk.request.sessions._MOST_BYTES", 1),
+        patch.object(learning, "cache_loss", wraps=learning.cache_loss) as judged,
+    ):
+        for at in range(3):
+            for session in ("s1", "s2"):
+                chat.say(f"message {at}", session=session)
+    assert judged.call_count == 4

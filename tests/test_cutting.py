@@ -21,7 +21,8 @@ from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
 from aether_context.conversation.content_json import part_of
 from aether_context.conversation.extracts import shorten_part
-from aether_context.pack import Content, ContentForm
+from aether_context.pack import Content, ContentForm, Host, Identity, PackInput, Request, Step
+from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings
 from aether_context.store import Manifest
 from aether_context.text import entities
@@ -325,3 +326,11 @@ def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> N
     shortened = shorten_part(part, 120, counter=TALLY)
     assert TALLY.count(shortened.text) <= 120
     assert json.loads(shortened.text)["artifact"] == address
+
+
+def test_a_cut_by_hand_of_a_request_without_contents_is_none() -> None:
+    head = Request("gemini-2.5-flash", "Weigh it. " * 3_000)
+    identity = Identity("shop", "ann", "s1", "i1", "clerk")
+    source = PackInput(identity, head, window=2_000, step=Step(), host=Host(asked="e1"))
+    pack = build_pack(source, PackPolicy(on_invalid="warn"))
+    assert (pack.contents, pack.acts) == ((), ())

@@ -14,7 +14,7 @@ from unittest.mock import patch
 
 import pytest
 from click.testing import CliRunner
-from failing import FailingFileSystem
+from failing import FailingFileSystem, wait_until
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
@@ -33,6 +33,7 @@ from aether_context.lab.cli import main
 from aether_context.lab.reading import Span
 from aether_context.pack import Content, noted
 from aether_context.store.files import Files
+from aether_context.store.spool import spool_of
 
 CODE = "The code of the north gate is Falcon-7731, please keep it in mind."
 QUESTION = "What was the code of the north gate?"
@@ -194,7 +195,8 @@ def test_what_is_written_late_takes_nothing_from_the_calls_since() -> None:
             assert body(late) == body(prompt)
     finally:
         FailingFileSystem.end()
-    late.manifests()  # waits for what is queued
+    late.manifests()
+    wait_until(spool_of(store.files).is_empty)  # what waits there is listed by no process
     late.restart()
     late.say("And of the south gate? " + QUESTION, recent_events=14)
     assert "Falcon-7731" in late.sent[-1].human()
@@ -464,6 +466,18 @@ def test_with_adks_own_compaction_requests_are_valid_and_say_what_is_missing_whi
         assert is_missing is (6 <= at <= last + 1)
         assert (CODE in chat.sent[-1].text) is (at in (4, 5)), "what the host has removed does not come back"
     chat.replays()
+
+
+def test_behind_adks_compaction_a_part_that_is_loaded_begins_where_it_did() -> None:
+    """A call behind a compaction shows all that is left; what it showed is no beginning of the session."""
+    writer = Scripted(script=["Digest one.", *[Failure("no more")] * 60], sent=[])
+    summarizer = LlmEventSummarizer(llm=writer)
+    compaction = EventsCompactionConfig(summarizer=summarizer, compaction_interval=4, overlap_size=1)
+    chat = long_chat(small(3_000), app_settings={"events_compaction_config": compaction})
+    for message in messages(14):
+        chat.say(message, recent_events=16)
+    missing = [note for manifest in chat.manifests() for note in manifest.degradations if "are not sent" in note]
+    assert missing == []
 
 
 async def rewound(chat: Chat, invocation: str) -> None:

@@ -6,14 +6,18 @@ import asyncio
 import sys
 import threading
 from collections.abc import Callable
+from datetime import date
 from types import FrameType
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 from google.genai import types
 from scripted import Chat, call, look_up
 
 import aether_context
+from aether_context.adk import packer
+from aether_context.adk.request import gather
 
 PACKAGE = aether_context.__path__[0]
 
@@ -54,7 +58,7 @@ EDITS: list[tuple[str, Callable[[types.Content], Any]]] = [
 
 def run(path: str, lines: list[int], deep: dict[str, Any]) -> dict[str, Any]:
     """Runs a file."""
-    return {"result": "text " * 50, "count": -1}
+    return {"result": "text " * 50, "count": -1, "at": date(2026, 1, 1)}
 
 
 def kind_of(content: types.Content) -> str:
@@ -161,6 +165,44 @@ def test_the_same_words_of_two_users_are_read_for_each() -> None:
     assert states[0].entries is not states[1].entries
     chat.say("What is it?", user="ada")
     assert "Falcon" in chat.sent[-1].text
+
+
+def test_a_run_beside_one_of_another_model_sends_what_others_hid_with_escapes() -> None:
+    """The second run reads all contents anew, for its own model, while the first is being packed."""
+
+    def fetch(key: str) -> dict[str, str]:
+        """Fetches a page."""
+        return {"page": "A page about gardens\x1b[31m"}
+
+    def alter(context: Any, request: Any) -> None:
+        if "second" in context.user_content.parts[0].text:
+            request.model = "gemini-2.5-pro"
+
+    async def both(chat: Chat) -> None:
+        first = asyncio.ensure_future(chat.tell("The first run"))
+        await asyncio.to_thread(packing.wait)
+        await asyncio.gather(first, chat.tell("The second run"))
+
+    packing, has_read = threading.Event(), threading.Event()
+    build, aside = packer.build_pack, gather.aside
+
+    def build_late(source: Any, *arguments: Any, **options: Any) -> Any:
+        packing.set()
+        has_read.wait()
+        return build(source, *arguments, **options)
+
+    async def read_late(size: int, act: Callable[[], Any]) -> Any:
+        if packing.is_set():
+            has_read.set()
+            await asyncio.sleep(0.1)  # the first run goes on, before this one has read anything
+        return await aside(size, act)
+
+    chat = Chat(tools=[fetch], script=[call("fetch", key="a"), "Done.", "One.", "Two."], alter=alter)
+    chat.say("Please fetch.")
+    with patch.object(packer, "build_pack", build_late), patch.object(gather, "aside", read_late):
+        asyncio.run(both(chat))
+    assert len(chat.sent) == 4
+    assert not any("\x1b" in answer["page"] for sent in chat.sent for answer in sent.answers("fetch"))
 
 
 def test_a_call_sends_its_own_contents_whatever_one_beside_it_reads() -> None:

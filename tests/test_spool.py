@@ -11,7 +11,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from failing import FailingFileSystem
+from failing import FailingFileSystem, wait_until
 from packs import recording
 from scripted import Chat, call, sound
 from upkeep import forget
@@ -36,13 +36,6 @@ def url():
 def spooled(url, tmp_path) -> tuple[SpooledFiles, Spool]:
     spool = Spool(tmp_path / "spool" / "one")
     return SpooledFiles(Files(url), spool), spool
-
-
-def wait_until(found, seconds=60):
-    until = time.monotonic() + seconds
-    while not found():
-        assert time.monotonic() < until
-        time.sleep(0.01)
 
 
 def test_the_next_process_writes_what_one_left_behind(url):

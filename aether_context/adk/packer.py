@@ -299,7 +299,10 @@ class RequestPacker:
 
         # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
         pack, source = await build(prepared.source), prepared.source
-        prepared = await self._asked_of_cut(self._with_readers(prepared, pack), pack)
+        prepared = self._with_readers(prepared, pack)
+        if self._parts.on_cut is not None and prepared.source is not source:  # it is asked of what leaves in the end
+            pack, source = await build(prepared.source), prepared.source
+        prepared = await self._asked_of_cut(prepared, pack)
         if (search := turns_to_find(pack)) is not None:
             prepared = await self._parts.recall.turns(prepared, session, *search)
         if prepared.source is not source:

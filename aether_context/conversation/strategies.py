@@ -213,7 +213,9 @@ def _summary_room(conversation: Conversation, levels: _Levels, remainder: int) -
     frame_tokens = summary_tokens(counter, _BULLET) - counter.count(_BULLET)
     room = levels.most_kept - remainder - frame_tokens
     # Results that alone pass the window, or nearly, are shortened later, so the summary keeps its room.
-    if room < levels.most_summary // 2 and any(response_tokens(contents[at], counter) for at in parts[-1].indices):
+    if room < levels.most_summary // 2 and any(
+        response_tokens(contents[at], counter) for unit in parts[-1:] for at in unit.indices
+    ):
         return levels.most_summary
     free = min(levels.target - remainder - frame_tokens, MOST_TOKENS)
     return min(max(levels.most_summary, free), room)

@@ -49,7 +49,7 @@ class Archive:
         stored: Mapping[int, HistoryEntry] = {}
         if session.files is not None:
             stop = 2**62 if end is None else end
-            reading = in_thread(partial(session.files.read, start, stop, partial(_entry, lacking)))
+            reading = in_thread(partial(session.files.read, start, stop, partial(_entry, session.files, lacking)))
             try:
                 stored = await self._waits.within("turns", call.invocation.invocation_id, reading)
             except Exception as error:
@@ -74,7 +74,9 @@ class Archive:
         surviving, files = entries[: next(rewound_places, len(entries))], session.files
         self.begin(session, rewound)
         if files is not session.files and files is not None and session.files is not None:
-            await in_thread(partial(_copy, files, session.files, len(surviving)))
+            for at in await in_thread(partial(_copy, files, session.files, len(surviving))):
+                if (entry := surviving[at]) is not None:
+                    entry.stored_in = session.files
         session.entries, session.stable_end = surviving, len(surviving)
 
     def save(
@@ -90,16 +92,16 @@ class Archive:
         """
         if not (files.is_begun or changes_earlier):
             for entry in filter(None, history.entries[: min(end, files.end())]):
-                entry.is_stored = True
+                entry.stored_in = files
         unsaved = {
             at: entry
             for at, entry in enumerate(history.entries[:end])
-            if entry is not None and not entry.is_stored and (at >= history.first or at in history.earlier)
+            if entry is not None and entry.stored_in is not files and (at >= history.first or at in history.earlier)
         }
         if unsaved:
             files.add({at: self._stored(at, history.raw(at), entry, mask, model) for at, entry in unsaved.items()})
         for entry in unsaved.values():
-            entry.is_stored = True
+            entry.stored_in = files
         files.is_begun = True
 
     def _stored(self, at: int, content: types.Content, entry: HistoryEntry, mask: Masker, model: str) -> Stored:
@@ -130,14 +132,16 @@ def may_change_earlier(event: Event) -> bool:
     return bool(posted or event.actions.rewind_before_invocation_id)
 
 
-def _entry(lacking: Collection[int], turn: Stored) -> HistoryEntry:
+def _entry(files: TurnFiles, lacking: Collection[int], turn: Stored) -> HistoryEntry:
     """The entry that a content of the store becomes, with the content where that is lacking."""
     raw = types.Content.model_validate_json(json.dumps(turn["content"])) if turn["at"] in lacking else None
     origin = Origin(*turn["origin"]) if "origin" in turn else None
     sizes: tuple[int, int, int] = tuple(turn["sizes"])
-    return HistoryEntry(0, turn.get("words", ""), origin, sizes, turn["digest"], is_stored=True, raw=raw)
+    return HistoryEntry(0, turn.get("words", ""), origin, sizes, turn["digest"], stored_in=files, raw=raw)
 
 
-def _copy(source: TurnFiles, target: TurnFiles, end: int) -> None:
-    if stored := source.read(0, end):
-        target.add({at: content for at, content in stored.items() if at < end})
+def _copy(source: TurnFiles, target: TurnFiles, end: int) -> Collection[int]:
+    stored = {at: content for at, content in source.read(0, end).items() if at < end}
+    if stored:
+        target.add(stored)
+    return stored.keys()

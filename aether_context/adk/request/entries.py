@@ -31,6 +31,7 @@ from aether_context.redaction import Masker
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
+    from aether_context.store.turns import TurnFiles
 
 
 class Origin(NamedTuple):
@@ -49,10 +50,10 @@ class HistoryEntry:
     ``key`` is a hash of all that the host showed, 0 where it did not; ``digest`` is the content's, as it was before it
     was stored, empty until it is known. ``words`` are those of a content that is words alone and an event's, which is a
     turn. ``sizes`` are its characters: of its words alone, of all as `characters` counts them, and with all written
-    out. ``is_stored`` tells whether the store holds it.
+    out. ``stored_in`` are the files of the store that were given it.
 
-    While it may be sent, ``content`` is its frozen form, and ``escaped`` what is sent of it, None where that is the
-    host's own. ``raw`` is kept where the host may not load it again.
+    While it may be sent, ``frozen`` are its frozen form, and what is sent of it, None where that is the host's own.
+    ``raw`` is kept where the host may not load it again.
     """
 
     key: int
@@ -60,9 +61,8 @@ class HistoryEntry:
     origin: Origin | None
     sizes: tuple[int, int, int]
     digest: str = ""
-    is_stored: bool = False
-    content: Content | None = None
-    escaped: types.Content | None = None
+    stored_in: TurnFiles | None = None
+    frozen: tuple[Content, types.Content | None] | None = None
     raw: types.Content | None = None
     passages: tuple[str, Sequence[Entry]] | None = None
     """Its words as an index takes them, behind the name of the mask that they went through."""
@@ -74,12 +74,13 @@ class HistoryEntry:
         self.key = key
         return True
 
-    def take_in(self, raw: types.Content, reader: Reader, model: str) -> Content:
+    def take_in(self, raw: types.Content, reader: Reader, model: str) -> tuple[Content, types.Content | None]:
         """Takes in its content, as it would be sent to a model."""
-        if self.content is None:
-            self.content, self.escaped = reader.freeze(raw, model)
-            self.digest = self.content.digest
-        return self.content
+        frozen = self.frozen
+        if frozen is None:
+            frozen = self.frozen = reader.freeze(raw, model)
+            self.digest = frozen[0].digest
+        return frozen
 
     def passages_under(self, mask: Masker, at: int) -> Sequence[Entry]:
         """Its words as an index takes them, masked; nothing where it is no turn. See `turn_entries`."""
@@ -165,6 +166,7 @@ class CallHistory(dict[int, Content]):
         self.loaded, self.first, self.entries = loaded, first, entries
         self.earlier: Mapping[int, types.Content] = {}
         self.digests: Mapping[int, str] = {}
+        self._escaped: dict[int, types.Content] = {}
         self._reader, self._model, self._authored = reader, model, authored
 
     @property
@@ -179,7 +181,9 @@ class CallHistory(dict[int, Content]):
     def __missing__(self, at: int) -> Content:
         entry, raw = self.entries[at], self.raw(at)
         if at >= self.first and entry is not None:
-            content = entry.take_in(raw, self._reader, self._model)
+            content, escaped = entry.take_in(raw, self._reader, self._model)
+            if escaped is not None:
+                self._escaped[at] = escaped
             content = self._authored(raw, content) if content.agent else content
         else:
             content = self._reader.content(raw, self._model)
@@ -198,15 +202,15 @@ class CallHistory(dict[int, Content]):
         entries, first = self.entries, self.first
         for at in positions:
             entry = entries[at]
-            if entry is not None and at >= first and entry.content is not None and not entry.content.agent:
-                self[at] = entry.content
+            frozen = entry.frozen if entry is not None and at >= first else None
+            if frozen is not None and frozen[1] is None and not frozen[0].agent:
+                self[at] = frozen[0]
 
     def as_sent(self, positions: Iterable[int]) -> list[types.Content]:
         """Contents that were read, as they are sent: with escapes in the place of what nobody sees, where others
         wrote."""
-        entries = self.entries
         return [
-            ((entry := entries[at]) is not None and entry.escaped) or self.raw(at)
+            self._escaped.get(at) or self.raw(at)
             if at >= self.first
             else self._reader.sent_of(self.raw(at), self._model)
             for at in positions

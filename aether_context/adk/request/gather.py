@@ -110,6 +110,7 @@ class Gatherer:
         )
         if reading.is_tracked or not reading.loads:  # else its places are no later call's
             session.keep(history, reading.last_answer, request.positions if reading.loads else ())
+            session.is_placed = reading.is_tracked
         length, stable_end = _lengths(call, reading)
         return PreparedCall(call, source, history, reading.epoch, length=length, stable_end=stable_end)
 

@@ -57,7 +57,7 @@ class HistoryReader:
         self._reader, self._archive, self._waits = reader, archive, waits
 
     async def read(self, call: ModelCall, session: AgentSession, records: Records) -> CallReading:
-        """Reads a call of an agent. Its session keeps the entries when the call is prepared, and not before."""
+        """Reads a call of an agent."""
         session.read_for(call.model)
         events, identity = call.context.session.events, _identity(call, records)
         live, is_behind = records.live(events)
@@ -123,7 +123,8 @@ class HistoryReader:
         self, call: ModelCall, session: AgentSession, epoch: Epoch, raw: Sequence[types.Content], live: Sequence[Event]
     ) -> str:
         """Lets a session's entries begin with the event that last rewrote it, and returns that event's id."""
-        if session.rewound is None:
+        if session.rewound is None or not session.is_placed:
+            session.forget()
             self._archive.begin(session, epoch.rewound)
         rewound = _rewound(call, call.context.session.events)
         is_placed = first_position(raw, live, call.key[4], call.key[3]) is not None

@@ -34,7 +34,7 @@ _DEEPEST = 100
 _CLIENT_ID = "adk-"
 _MOST_READ, _LEAST_READ = 2_000_000, 500
 """Characters of the contents that are remembered, about 10 MB, and what each counts at least."""
-_ONLY_TEXT, _ONLY_CALL, _ONLY_RESPONSE = {"text"}, {"function_call"}, {"function_response"}
+_ONLY_TEXT, _ONLY_CALL = {"text"}, {"function_call"}
 _TEXTS = frozenset({str, type(None)})
 _NONE = types.FunctionCallingConfigMode.NONE
 _RESTRICTED = frozenset({_NONE, types.FunctionCallingConfigMode.ANY})
@@ -340,8 +340,8 @@ def key_of(content: types.Content) -> tuple[object, ...]:
 
 
 def key_hash(content: types.Content) -> int:
-    """A hash of `key_of`'s kind, which keeps no text and takes a microsecond: strings know their hashes, and ADK's
-    copies have the same strings."""
+    """A hash of `key_of`'s kind, which keeps no text and mostly takes a microsecond: strings know their hashes, and
+    ADK's copies have the same strings."""
     fields: list[object] = [content.role]
     for part in content.parts or ():
         names = part.__pydantic_fields_set__
@@ -375,7 +375,7 @@ def structure(value: object, depth: int = 0) -> object:
             # equal values alike, whether or not their strings are shared.
             return blake2b(marshal.dumps(value, 0), digest_size=16).digest()  # type: ignore[arg-type]
     if kind in (bool, int, float, bytes):
-        return (kind.__name__, value)
+        return (kind.__name__, repr(value) if kind is not bytes else value)
     if depth > _DEEPEST:
         return "…"
     if isinstance(value, BaseModel):

@@ -74,8 +74,8 @@ class Recall:
 
         def read_turns() -> tuple[int, list[Entry]]:
             sizes = [entry.sizes for entry in entries if entry is not None]
-            words, whole = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
-            room = room_for_turns(words, whole, source, max_tokens)
+            words, characters = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
+            room = room_for_turns(words, characters, source, max_tokens)
             turns = turns_of(entries, call.policy.mask) if room else []
             if call.policy.sees == "own":
                 turns = [turn for turn in turns if turn.speaker in ("user", call.context.agent_name)]
@@ -88,7 +88,8 @@ class Recall:
         room, turns = await off_loop(read_turns)
         if unknown := [*entries[: history.first]].count(None):
             note = f"{unknown:,} contents before the loaded events are not searched: {session.problem}"
-            prepared = prepared.with_source(problems=(*source.problems, note))
+            if note not in source.problems:  # of the search at the invocation's first call
+                prepared = prepared.with_source(problems=(*source.problems, note))
         if all(int(turn.id.partition("#")[0]) in whole for turn in turns):
             return prepared
 

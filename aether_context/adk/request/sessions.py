@@ -58,6 +58,8 @@ class AgentSession:
     first call."""
     files: TurnFiles | None = None
     """The files of the store that keep the entries since that event."""
+    is_placed: bool = True
+    """Whether the entries are counted from the session's beginning."""
     asked_until: int = 0
     """Entries before this one were looked for in the store."""
     problem: str = ""
@@ -81,7 +83,7 @@ class AgentSession:
         """Reads all contents anew where they were read for another model."""
         if self.model != model:
             for entry in filter(None, self.entries):
-                entry.content = entry.escaped = None
+                entry.frozen = None
             self.model = model
 
     def index(self, embedder: str) -> TurnIndex:
@@ -106,13 +108,13 @@ class AgentSession:
         if len(entries) > 2 * len(history) + _MOST_SPARE:
             for at in (at for at in range(len(entries)) if at not in history):
                 if (entry := entries[at]) is not None:
-                    entry.content = entry.escaped = None
+                    entry.frozen = None
         self.entries, self.stable_end = entries, history.first + last_answer
 
     def forget(self) -> None:
         """Forgets its conversation: its next call reads all of it, as after a restart."""
         self.entries, self.stable_end, self.asked_until = (), 0, 0
-        self.rewound, self.files, self.indexes = None, None, {}
+        self.rewound, self.files, self.indexes, self.is_placed = None, None, {}, True
 
     def measure(self, pack: Pack) -> None:
         """Takes its size after a pack."""
@@ -144,11 +146,10 @@ class AgentSessions:
             if excess <= 0:
                 return
             excess -= session.size
+            session.forget()
+            session.cache, session.size = TokenCache(self._cache), 0
             if not session.is_answering:
-                self._sessions.pop(session.key)
-            else:
-                session.forget()
-                session.cache, session.size = TokenCache(self._cache), 0
+                session.last = session.reports = None
 
 
 class PreparedCall(NamedTuple):
