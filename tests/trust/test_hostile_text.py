@@ -224,7 +224,7 @@ def resident() -> float:
     "calls", [pytest.param(400, marks=pytest.mark.slow), pytest.param(5_000, marks=pytest.mark.soak)]
 )
 def test_many_sessions_leave_nothing_behind(calls: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("request.contents._MOST_AGENTS", "services.recorder._MOST_CHAINS"):
+    for name in ("request.sessions._MOST_SESSIONS", "services.recorder._MOST_CHAINS"):
         monkeypatch.setattr(f"aether_context.adk.{name}", 20)
     policy = PackPolicy(max_input_tokens=4_000)
     chat = Chat(plugin=ContextPackPlugin(policy=policy, store=str(tmp_path), on_error="raise"))
