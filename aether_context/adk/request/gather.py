@@ -18,7 +18,14 @@ from aether_context.adk.request.host_request import host_of, transient_contents
 from aether_context.adk.request.instructions import active_instructions
 from aether_context.adk.request.marks import CUT, anchors_of, first_read
 from aether_context.adk.request.memories import search_memories, stored_results, with_evidence
-from aether_context.adk.request.read import CHILDS_ARTIFACTS, CallReading, HistoryReader, rewrote, session_note
+from aether_context.adk.request.read import (
+    CHILDS_ARTIFACTS,
+    CONTENT_CHARACTERS,
+    CallReading,
+    HistoryReader,
+    rewrote,
+    session_note,
+)
 from aether_context.adk.request.reader import Reader, characters, is_answer, media_marks, structure
 from aether_context.adk.request.sessions import AgentSession, PreparedCall
 from aether_context.adk.session import Records, SessionRecords
@@ -32,8 +39,6 @@ from aether_context.tokens.counters import SharedLRU
 from aether_context.tokens.model_limits import shares_window
 
 _MOST_PLANS, _MOST_UNARCHIVED = 256, 20
-_CONTENT_CHARACTERS = 500
-"""What a content is taken to have."""
 _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 
 
@@ -88,7 +93,7 @@ class Gatherer:
         history, base = reading.history, self._base(call, session, records, reading)
         # Off the event loop where many contents are read for the first time.
         unread = history.count - (call.last.length if call.last is not None else 0)
-        source = await aside(_CONTENT_CHARACTERS * unread, partial(_followed, call, reading, base))
+        source = await aside(CONTENT_CHARACTERS * unread, partial(_followed, call, reading, base))
         # Where the boundary is not where it was, everything is live again.
         if reading.loads and any(at < history.first and at not in history.earlier for at in source.request.positions):
             reading.begin, reading.unsent = await self._history_reader.load(

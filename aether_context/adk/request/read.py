@@ -12,7 +12,7 @@ from google.adk.sessions.base_session_service import GetSessionConfig
 from google.adk.sessions.state import State
 from google.genai import types
 
-from aether_context.adk.bounds import Waits
+from aether_context.adk.bounds import Waits, aside
 from aether_context.adk.call import ModelCall, looks_quoted
 from aether_context.adk.request.archive import Archive
 from aether_context.adk.request.entries import CallHistory, extended, first_position, origins_of, same_until
@@ -25,6 +25,8 @@ from aether_context.pack import NOTHING, Epoch, Identity, noted
 
 CHILDS_ARTIFACTS = "ForwardingArtifactService"
 """The artifact service that ADK gives to agents that run as tools, and to nothing else."""
+CONTENT_CHARACTERS = 500
+"""What a content is taken to have."""
 
 
 @dataclass(slots=True)
@@ -93,7 +95,9 @@ class HistoryReader:
             same = same_until(history.entries, raw, self._reader, history.first)
         elif loads:
             rewound = _rewound(call, events)
-        history.entries = extended(history.entries, raw, live, same, self._reader, history.first)
+        # Off the event loop where many contents are new.
+        extend = partial(extended, history.entries, raw, tuple(live), same, self._reader, history.first)
+        history.entries = await aside(CONTENT_CHARACTERS * (history.count - same), extend)
         epoch = load_epoch(call.state, identity, history.original_text)
         # Where the last cut was made is not looked at before the loaded contents.
         history.digests = {**dict(epoch.anchors), epoch.cut_count - 1: epoch.cut_hash}
