@@ -121,6 +121,24 @@ _MOST_WORDS = 120
 _STAGES = ("retrieve", "trim", "allocate", "fit", "render")
 
 
+class _Logged(NamedTuple):
+    """The contents of a request in a chain's log: their places there, which of them it adds, and the log with these."""
+
+    places: Sequence[int]
+    added: Sequence[Content]
+    log: Mapping[str, tuple[int, ...]]
+
+
+class _Named(NamedTuple):
+    """What a record names in the log: ``texts`` by their names, each a line; the names of the ``setting`` and of what
+    was ``offered``, which is a line of its own; ``masked`` are names of masked contents by their digests."""
+
+    texts: Mapping[str, str]
+    setting: str = ""
+    offered: str = ""
+    masked: Mapping[str, str] = NOTHING
+
+
 def record(
     pack: Pack, policy: PackPolicy, counter: str, tip: Tip | None, *, sent: Pack | None = None, **position: Any
 ) -> Recording:
@@ -134,150 +152,192 @@ def record(
         position: fields of the manifest that say where the pack stands in its session, and what the store holds of
             that: ``number``, ``turn``, ``before`` and the like.
     """
-    from aether_context.store.manifest import ContentList, LayerBudget, Manifest, ToolScope
+    from aether_context.store.manifest import Manifest
 
-    source, request, step, identity = pack.source, pack.source.request, pack.source.step, pack.identity
+    request = pack.source.request
     counted = (counter, request.model)
     goes_on = tip is not None and tip.counted == counted and all(event.stage != "cut" for event in pack.events)
     chain = tip if tip is not None and goes_on else Tip(texts=tip.texts if tip is not None else NOTHING)
-
-    of_contents, of_candidates = pack.rows[: len(request.contents)], pack.rows[len(request.contents) :]
-    keys = [row_key(row) for row in pack.rows]
-    rows = (*(row for row, key in zip(of_contents, keys, strict=False) if key not in chain.rows), *of_candidates)
+    logged, named = _in_log(chain, request), _named(pack, policy)
+    numbers = {name: chain.texts[name] for name in named.texts if name in chain.texts}
     # What is masked counts what it stands for, which may be another text in a later pack.
-    new_counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
-    with_count = {short(row.hash, 16) for row in of_contents}
-    counts = {key: tokens for key, tokens in new_counts.items() if key not in with_count}
-
-    # Places in the chain's log only go up, so that the ranges stay few however often a content is repeated.
-    log = chain.log
-    places, new = list[int](), list[Content]()
-    for content in request.contents:
-        logged_at, next_place = log.get(content.digest, ()), places[-1] + 1 if places else 0
-        at = bisect_left(logged_at, next_place)
-        if at == len(logged_at):
-            new.append(content)
-        places.append(logged_at[at] if at < len(logged_at) else chain.logged + len(new) - 1)
-    contents = ContentList(added=tuple(content.digest for content in new), ranges=as_ranges(places))
-    if new:
-        log = dict(log)
-        for number, content in enumerate(new, chain.logged):
-            log[content.digest] = (*log.get(content.digest, ()), number)
-
-    epoch, epoch_texts = _without_texts(pack.epoch)
-    epoch_before, texts_before = _without_texts(source.epoch)
-
-    # The texts that the pack needs, by their names, each as a line of the log.
-    texts, masked, setting, offered = {policy.digest: policy.canonical}, dict[str, str](), "", ""
-    if policy.record == "full":
-        shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
-        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
-        setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
-        names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
-        masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
-        texts |= {setting: setting_text}
-        texts |= {names.get(content.digest, content.digest): content.wire for content in request.contents}
-        words = epoch_texts | texts_before | {hash_text(text): text for text in source.summaries.values()}
-        texts |= {name: canonical_json(text) for name, text in words.items()}
-        if candidates or source.problems:
-            offered = canonical_json({"candidates": candidates, "problems": source.problems})
-    numbers = {name: chain.texts[name] for name in texts if name in chain.texts}
-
-    # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
-    allocation = pack.allocation
-    final_tokens = sum(layer.final for layer in allocation.layers.values())
-    budget_base = max(allocation.window + max(0, allocation.spare_tokens), final_tokens)
+    counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
     own_tools = (tool.digest for tool in request.tools if tool.name not in READERS)
     host = fold((request.system, *own_tools, *request.other_tools))
-    breaks = request.rewritten or (tip is not None and tip.host != host)
-    verdict, checksum = pack.verdict, pack.checksum
-    uris = tuple(sorted(verdict.artifact_uris))
+    checksum = pack.checksum
     manifest = Manifest(
-        pack_id=pack_id(identity, step),
+        pack_id=pack_id(pack.identity, pack.source.step),
         **position,
-        extends=chain.record or None,
-        call_before=source.previous.pack_id or None,
-        **identity._asdict(),
-        **values_of(source.host, *OF_HOST),
-        **values_of(source, "window", "output_tokens"),
-        **values_of(source.usage, "calibration", "growth"),
-        **values_of(request, "model", "first_call", "rewritten", "request_index"),
-        **values_of(step, "task_id", "step_id", "role"),
-        **values_of(verdict, "validity", "invalid_reason", "evidence_needed"),
-        **values_of(pack, "epoch_reason", "prefix"),
-        searched=source.search.turns,
-        embedder=source.search.embedder,
-        memory_embedder=source.search.memory_embedder,
-        degradations=verdict.problems,
-        chose=pack.to_store.chose,
-        request_tokens=pack.tokens.expected,
-        request_tokens_method=pack.tokens.method,
-        counted_tokens=pack.tokens.counted,
-        whole_history_tokens=pack.tokens.whole_history,
-        over_window=pack.tokens.over_window,
-        whole_history_breaks=breaks,
+        **_of_input(pack),
+        **_of_result(pack),
+        **_of_layers(pack),
+        **_of_chain(chain, pack, logged, counts),
         checksum=checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
-        plan_validity=source.validity if source.validity != verdict.validity else None,
+        whole_history_breaks=request.rewritten or (tip is not None and tip.host != host),
         profile=policy.profile,
         policy=policy.digest,
         counter=counter,
-        layer_budgets={
-            "slack_min" if layer == "slack" else layer: LayerBudget(
-                tokens=tokens.final, share=tokens.final * 10_000 // budget_base / 10_000
-            )
-            for layer, tokens in allocation.layers.items()
-        },
-        allocation=allocation.layers,
-        weights={layer: round(weight, 6) for layer, weight in allocation.weights.items()},
-        signals={
-            _SIGNALS.get(name, name): round(value, 6) if isinstance(value, float) else value
-            for name, value in allocation.signals._asdict().items()
-        },
-        tools=ToolScope(sent=tuple(tool.name for tool in pack.tools.sent), **values_of(pack.tools, *_OF_TOOLS)),
-        contents=contents,
-        positions=as_ranges(request.positions),
         words=_first_words(request) if policy.record == "full" else "",
-        others=as_ranges(index for index, content in enumerate(request.contents) if content.agent),
         segments=as_ranges({*chain.chain, *numbers.values()}),
-        rows=rows,
-        candidates=_numbers(pack.rows),
-        truncation_events=_truncations(pack),
-        strategy_acts=pack.acts,
-        epoch_number=epoch.number,
-        epoch=epoch,
-        epoch_before=None if chain.epoch == epoch_before else epoch_before,
-        artifact_uris=uris,
-        saved={uri: hash_text(text) for uri, text in pack.to_store.saved.items()},
-        superseded={uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
-        counts=counts,
-        summaries={key: hash_text(summary) for key, summary in source.summaries.items()},
-        setting=setting,
-        offered=hash_text(offered) if offered else "",
-        masked=masked,
+        setting=named.setting,
+        offered=hash_text(named.offered) if named.offered else "",
+        masked={digest: named.masked[digest] for content in logged.added if (digest := content.digest) in named.masked},
         texts=policy.record == "full",
         record="",
         stages=stage_hashes(pack, checksum),
     )
     line = manifest.record_line()
-    lines = (line, offered, *(text for name, text in texts.items() if name not in numbers))
+    lines = (line, named.offered, *(text for name, text in named.texts.items() if name not in numbers))
     manifest, data = manifest.sealed(record=hash_text(line))
-
     new_tip = Tip(
         pack_id=manifest.pack_id,
         record=manifest.record,
         chain=(*chain.chain, manifest.number),
-        texts=dict.fromkeys(texts, manifest.number) | numbers,
+        texts=dict.fromkeys(named.texts, manifest.number) | numbers,
         counted=counted,
-        log=log,
-        logged=chain.logged + len(new),
-        rows=frozenset(keys),
-        counts={**chain.counts, **new_counts},
-        epoch=epoch,
+        log=logged.log,
+        logged=chain.logged + len(logged.added),
+        rows=frozenset(map(row_key, pack.rows)),
+        counts={**chain.counts, **counts},
+        epoch=manifest.epoch,
         host=host,
-        began=tip.began if tip is not None else identity.last_event_time,
+        began=tip.began if tip is not None else pack.identity.last_event_time,
     )
     return Recording(manifest, data, tuple(filter(None, lines)), new_tip, pack.to_store.saved)
+
+
+def _in_log(chain: Tip, request: Request) -> _Logged:
+    """The contents of a request in a chain's log."""
+    # Places only go up, so that their ranges stay few however often a content is repeated.
+    places, added, log = list[int](), list[Content](), chain.log
+    for content in request.contents:
+        logged_at, next_place = log.get(content.digest, ()), places[-1] + 1 if places else 0
+        at = bisect_left(logged_at, next_place)
+        if at == len(logged_at):
+            added.append(content)
+        places.append(logged_at[at] if at < len(logged_at) else chain.logged + len(added) - 1)
+    if added:
+        log = dict(log)
+        for number, content in enumerate(added, chain.logged):
+            log[content.digest] = (*log.get(content.digest, ()), number)
+    return _Logged(places, added, log)
+
+
+def _named(pack: Pack, policy: PackPolicy) -> _Named:
+    """What a record of a pack names in the log; of a policy that records no texts the policy alone."""
+    source, request = pack.source, pack.source.request
+    of_policy = {policy.digest: policy.canonical}
+    if policy.record != "full":
+        return _Named(of_policy)
+    shared = {"step": source.step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
+    setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
+    names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
+    words = _without_texts(pack.epoch)[1] | _without_texts(source.epoch)[1]
+    words |= {hash_text(text): text for text in source.summaries.values()}
+    candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
+    is_offered = bool(candidates or source.problems)
+    return _Named(
+        of_policy
+        | {setting: setting_text}
+        | {names.get(content.digest, content.digest): content.wire for content in request.contents}
+        | {name: canonical_json(text) for name, text in words.items()},
+        setting,
+        canonical_json({"candidates": candidates, "problems": source.problems}) if is_offered else "",
+        {digest: name for digest, name in names.items() if name != digest},
+    )
+
+
+def _of_input(pack: Pack) -> dict[str, Any]:
+    """The fields of a manifest that say what the call was given."""
+    source, request, searched = pack.source, pack.source.request, pack.source.search
+    uris = sorted(pack.verdict.artifact_uris)
+    return {
+        "call_before": source.previous.pack_id or None,
+        **pack.identity._asdict(),
+        **values_of(source.host, *OF_HOST),
+        **values_of(source, "window", "output_tokens"),
+        **values_of(source.usage, "calibration", "growth"),
+        **values_of(request, "model", "first_call", "rewritten", "request_index"),
+        **values_of(source.step, "task_id", "step_id", "role"),
+        "searched": searched.turns,
+        "embedder": searched.embedder,
+        "memory_embedder": searched.memory_embedder,
+        "positions": as_ranges(request.positions),
+        "others": as_ranges(index for index, content in enumerate(request.contents) if content.agent),
+        "summaries": {key: hash_text(summary) for key, summary in source.summaries.items()},
+        "superseded": {uri: source.host.readings[uri] for uri in uris if source.host.readings.get(uri)},
+    }
+
+
+def _of_result(pack: Pack) -> dict[str, Any]:
+    """The fields of a manifest that say what was made of it, and what became of that."""
+    from aether_context.store.manifest import ToolScope
+
+    verdict, tokens = pack.verdict, pack.tokens
+    validity_before = pack.source.validity
+    return {
+        **values_of(verdict, "validity", "invalid_reason", "evidence_needed"),
+        **values_of(pack, "epoch_reason", "prefix"),
+        "degradations": verdict.problems,
+        "chose": pack.to_store.chose,
+        "request_tokens": tokens.expected,
+        "request_tokens_method": tokens.method,
+        "counted_tokens": tokens.counted,
+        "whole_history_tokens": tokens.whole_history,
+        "over_window": tokens.over_window,
+        "plan_validity": validity_before if validity_before != verdict.validity else None,
+        "tools": ToolScope(sent=tuple(tool.name for tool in pack.tools.sent), **values_of(pack.tools, *_OF_TOOLS)),
+        "candidates": _numbers(pack.rows),
+        "truncation_events": _truncations(pack),
+        "strategy_acts": pack.acts,
+        "artifact_uris": tuple(sorted(verdict.artifact_uris)),
+        "saved": {uri: hash_text(text) for uri, text in pack.to_store.saved.items()},
+    }
+
+
+def _of_layers(pack: Pack) -> dict[str, Any]:
+    """The fields of a manifest that say how the window was allocated."""
+    from aether_context.store.manifest import LayerBudget
+
+    # Budgets are shares of the window, or of the tokens that may be counted, where these are more.
+    allocation = pack.allocation
+    final_tokens = sum(layer.final for layer in allocation.layers.values())
+    base = max(allocation.window + max(0, allocation.spare_tokens), final_tokens)
+    return {
+        "layer_budgets": {
+            "slack_min" if layer == "slack" else layer: LayerBudget(
+                tokens=tokens.final, share=tokens.final * 10_000 // base / 10_000
+            )
+            for layer, tokens in allocation.layers.items()
+        },
+        "allocation": allocation.layers,
+        "weights": {layer: round(weight, 6) for layer, weight in allocation.weights.items()},
+        "signals": {
+            _SIGNALS.get(name, name): round(value, 6) if isinstance(value, float) else value
+            for name, value in allocation.signals._asdict().items()
+        },
+    }
+
+
+def _of_chain(chain: Tip, pack: Pack, logged: _Logged, new_counts: Mapping[str, int]) -> dict[str, Any]:
+    """The fields of a manifest that hold what a chain lacks so far: contents, rows, counts, and the epoch."""
+    from aether_context.store.manifest import ContentList
+
+    of_contents = pack.rows[: len(pack.source.request.contents)]
+    of_candidates = pack.rows[len(of_contents) :]
+    with_count = {short(row.hash, 16) for row in of_contents}
+    epoch, epoch_before = _without_texts(pack.epoch)[0], _without_texts(pack.source.epoch)[0]
+    added = tuple(content.digest for content in logged.added)
+    return {
+        "extends": chain.record or None,
+        "contents": ContentList(added=added, ranges=as_ranges(logged.places)),
+        "rows": (*(row for row in of_contents if row_key(row) not in chain.rows), *of_candidates),
+        "counts": {key: tokens for key, tokens in new_counts.items() if key not in with_count},
+        "epoch_number": epoch.number,
+        "epoch": epoch,
+        "epoch_before": None if chain.epoch == epoch_before else epoch_before,
+    }
 
 
 def _numbers(rows: Sequence[Row]) -> dict[Layer, dict[str, int]]:
