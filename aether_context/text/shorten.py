@@ -129,68 +129,88 @@ def shorten(
     if shorter is not None:
         outline, records = shorter.outline, _records(shorter.outline)
         lines = rendered(outline, range(len(outline))).split("\n")
-    words = query_words(query)
-    numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
-    holding = [[at for at, line in enumerate(lines) if text in line] for text in pinned]
-    odd_blocks = odd_lines(lines)
-    odd = list(islice(chain.from_iterable(odd_blocks), _MOST_ODD))
-    columns, heads = ([], []) if outline else (column_names(lines), headings(lines)[:_MOST_HEADS])
-    numbers = sorted({*numbers, *odd, *columns, *heads, *chain.from_iterable(holding)})
-    texts = [printable(lines[number]) for number in numbers]
-    per_character = tokens_per_character("\n".join(texts), counter)
-    cost = [len(text) * per_character + 1 for text in texts]
-    mentioned = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
-    dense = _dense(mentioned, cost)
-    # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
-    places_of = {number: at for at, number in enumerate(numbers)}
-    pinned_places = [places_of[number] for number in dict.fromkeys(chain.from_iterable(holding))]
-    head_places = [places_of[number] for number in heads]
-    oddest = [places_of[number] for number in chain.from_iterable(odd_blocks[:_ODDEST])]
-    oddest_share = sum(cost[at] for at in oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
-    rankings = [
-        (0.2, pinned_places),
-        (0.3, _best_first(_relevance(texts, query))),
-        (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [places_of[number] for number in odd]),
-        (0.15, _errors(texts)),
-        *((0.0, [places_of[number]]) for number in columns),
-        (0.3, dense),
-    ]
-    if records and (shorter is not None or len(numbers) < total):
+    sample = _sample(lines, max_tokens, counter, query, pinned, is_json=bool(outline))
+    rankings, every = sample.rankings, set(range(len(sample.numbers)))
+    if records and (shorter is not None or len(every) < total):
         # The first and the last one of many records say what they hold.
-        shown_records = [places_of[number] for number in records if number in places_of]
-        rankings[4:4] = [(0.0, [at]) for at in (*shown_records[:1], *shown_records[-1:])]
+        begins = frozenset(records)
+        rows = [at for at, number in enumerate(sample.numbers) if number in begins]
+        rankings = [*rankings[:4], *((0.0, [at]) for at in (*rows[:1], *rows[-1:])), *rankings[4:]]
 
     def written(indices: set[int]) -> str:
         if outline:
-            return rendered(outline, {numbers[at] for at in indices}, shorter.places if shorter is not None else ())
-        return _with_gaps(texts, [places[number] for number in numbers], total, indices)
+            in_outline = {sample.numbers[at] for at in indices}
+            return rendered(outline, in_outline, shorter.places if shorter is not None else ())
+        return _with_gaps(sample.texts, [places[number] for number in sample.numbers], total, indices)
 
     for_names = 0
     if names:
-        all_names = ", ".join(dict.fromkeys(name for entities in mentioned for name in entities))
+        all_names = ", ".join(dict.fromkeys(chain.from_iterable(sample.names)))
         share = _NAMES_SHARE if shorter is None else _DIGEST_NAMES
         for_names = min(int(share * max_tokens), counter.count(all_names) + 4)
-    fitting = None
-    if shorter is not None and counter.count(all_rows := written(set(range(len(numbers))))) <= max_tokens:
-        fitting = all_rows, set(range(len(numbers)))
-    fitting = fitting or _fitting(
-        partial(_pick, cost, rankings), written, max_tokens=max_tokens - for_names, counter=counter
-    )
-    if fitting is None:
+    if shorter is not None and counter.count(all_rows := written(every)) <= max_tokens:
+        shown_text, indices = all_rows, every
+    else:
+        pick = partial(_pick, sample.cost, rankings)
+        fitting = _fitting(pick, written, max_tokens=max_tokens - for_names, counter=counter)
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
-        fitting = beginning(texts[best] if texts else view.line(0), max_tokens, counter), set()
-    shown_text, indices = fitting
+        begun = sample.texts[best] if sample.texts else view.line(0)
+        shown_text, indices = fitting or (beginning(begun, max_tokens, counter), set())
     unshown = ""
     if names:
-        other_names = (name for at, entities in enumerate(mentioned) if at not in indices for name in entities)
-        fields = () if shorter is None else shorter.left_out_fields
-        left_out = chain(fields, (name for at in head_places for name in mentioned[at][-1:]), other_names)
+        other_names = (name for at, of_line in enumerate(sample.names) if at not in indices for name in of_line)
+        left_out = chain(() if shorter is None else shorter.left_out_fields, sample.heads, other_names)
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     # A digest is never whole: its records have fewer fields.
     kept_lines = min(len(indices), total - (shorter is not None))
     return Excerpt(
         text=shown_text, kept=kept_lines, total=total, names=unshown, ends_early=view.ends_early, records=len(records)
     )
+
+
+class _Sample(NamedTuple):
+    """The lines of a text that are read for an excerpt, by their numbers: each with its words, tokens and names.
+
+    ``rankings`` are the shares of the budget, each with the indices of the lines that it is for, the best first;
+    ``heads`` are names of headings.
+    """
+
+    numbers: Sequence[int]
+    texts: Sequence[str]
+    cost: Sequence[float]
+    names: Sequence[Sequence[str]]
+    heads: Sequence[str]
+    rankings: Sequence[tuple[float, Sequence[int]]]
+
+
+def _sample(
+    lines: Sequence[str], max_tokens: int, counter: Counts, query: str, pinned: Sequence[str], *, is_json: bool
+) -> _Sample:
+    """The lines that are read for an excerpt: all, or of many a sample with what is looked for, odd or a heading."""
+    words = query_words(query)
+    numbers = sampled(lines, [*_ERROR_WORDS, *words], max(_READ_WHOLE, _CHARACTERS_A_TOKEN * max_tokens))
+    pinned_lines = [at for text in pinned for at, line in enumerate(lines) if text in line]
+    odd_blocks = odd_lines(lines)
+    odd = list(islice(chain.from_iterable(odd_blocks), _MOST_ODD))
+    columns, heads = ([], []) if is_json else (column_names(lines), headings(lines)[:_MOST_HEADS])
+    numbers = sorted({*numbers, *odd, *columns, *heads, *pinned_lines})
+    texts = [printable(lines[number]) for number in numbers]
+    per_character = tokens_per_character("\n".join(texts), counter)
+    cost = [len(text) * per_character + 1 for text in texts]
+    names = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
+    # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
+    indices = {number: at for at, number in enumerate(numbers)}
+    oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
+    oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
+    rankings = [
+        (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
+        (0.3, _best_first(_relevance(texts, query))),
+        (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [indices[number] for number in odd]),
+        (0.15, _errors(texts)),
+        *((0.0, [indices[number]]) for number in columns),
+        (0.3, _dense(names, cost)),
+    ]
+    return _Sample(numbers, texts, cost, names, [name for at in heads for name in names[indices[at]][-1:]], rankings)
 
 
 def tokens_per_character(text: str, counter: Counts) -> float:
