@@ -24,7 +24,10 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict
+
+if TYPE_CHECKING:
+    from aether_context import PackStore
 
 APP, USER = "shop", "Ann/ü"
 _ADDRESS = re.compile(r"artifact://evidence/([0-9a-f]{16})")
@@ -33,12 +36,14 @@ _ADDRESS = re.compile(r"artifact://evidence/([0-9a-f]{16})")
 class Life(TypedDict):
     """What a life was told and what it said.
 
-    ``house`` is the folder of its house. It is killed ``seconds`` after it has said ``lines`` lines, and never where
+    ``house`` is the folder of its house, ``bucket`` the URL of its store, the options for it and the server's process;
+    None for a folder. It is killed ``seconds`` after it has said ``lines`` lines, and never where
     that is None: then it ends after ``turns``. ``down`` are moments, in seconds after the same, at which the store goes
     away or comes back; where the first is 0 it is away from the beginning on.
     """
 
     house: str
+    bucket: tuple[str, dict[str, Any], int] | None
     seed: int
     lines: int
     seconds: float | None
@@ -48,10 +53,12 @@ class Life(TypedDict):
 
 
 class House:
-    """Where lives keep all they have. The store is a link to a folder; while it is down the link leads to a file."""
+    """Where lives keep all they have. The store is a link to a folder; while it is down the link leads to a file. Or it
+    is a bucket, whose server then hangs."""
 
-    def __init__(self, folder: Path) -> None:
-        self.store = folder / "packs"
+    def __init__(self, folder: Path, bucket: tuple[str, dict[str, Any], int] | None = None) -> None:
+        self.bucket = bucket
+        self.link = folder / "packs"
         self.folder = folder / "the-folder"
         self.sessions = folder / "sessions.db"
         self.memories = folder / "memories.sqlite"
@@ -65,9 +72,19 @@ class House:
 
     def open(self, is_up: bool) -> None:
         """Lets the store be there or not, from one moment to the next."""
-        link = self.store.with_suffix(".new")
+        if self.bucket is not None:
+            os.killpg(self.bucket[2], signal.SIGCONT if is_up else signal.SIGSTOP)
+            return
+        link = self.link.with_suffix(".new")
         link.symlink_to(self.folder if is_up else self._nothing)
-        os.replace(link, self.store)
+        os.replace(link, self.link)
+
+    def store(self) -> PackStore:
+        """The store as a process meets it that has just begun."""
+        from aether_context import PackStore
+
+        url, options, _ = self.bucket or (str(self.link), {}, 0)
+        return PackStore(url, **options)
 
 
 # in the server
@@ -75,7 +92,8 @@ class House:
 
 def serve(folder: str) -> None:
     House(Path(folder)).build()
-    first = lived({"house": folder, "seed": -1, "lines": 1, "seconds": None, "down": [], "turns": 2, "said": []})
+    once = {"seed": -1, "lines": 1, "seconds": None, "down": [], "turns": 2, "said": []}
+    first = lived({"house": folder, "bucket": None, **once})
     for name in first[-1]["modules"]:
         with suppress(ImportError):
             importlib.import_module(name)
@@ -90,7 +108,7 @@ def serve(folder: str) -> None:
 
 def lived(life: Life) -> list[dict[str, Any]]:
     """Forks a life, kills it, and gives what it said."""
-    house = House(Path(life["house"]))
+    house = House(Path(life["house"]), life["bucket"])
     house.open(not life["down"] or life["down"][0] > 0)
     into, out = os.pipe()
     child = os.fork()
@@ -130,12 +148,12 @@ async def live(house: House, life: Life, say: Any) -> None:
     from google.adk.sessions.sqlite_session_service import SqliteSessionService
     from scripted import Chat, big_file, call
 
-    from aether_context import PackPolicy, PackStore
+    from aether_context import PackPolicy
     from aether_context.adk import HybridMemoryService
     from aether_context.pack import METADATA
 
     choice = random.Random(life["seed"])
-    store = PackStore(str(house.store))
+    store = house.store()
     memory = HybridMemoryService(house.memories, embedder="none")
     sessions = SqliteSessionService(str(house.sessions))
     policy = PackPolicy(max_input_tokens=6_000, offload={"extract_tokens": 640})
@@ -175,7 +193,15 @@ def server(folder: Path) -> Iterator[Callable[..., Life]]:
         assert process.stdout.readline() == "ready\n", log.read_text()[-4_000:]
 
         def live(house: House, **told: Any) -> Life:
-            life = {"house": str(house.store.parent), "lines": 1, "seconds": None, "down": [], "turns": 1_000, **told}
+            life = {
+                "house": str(house.link.parent),
+                "bucket": house.bucket,
+                "lines": 1,
+                "seconds": None,
+                "down": [],
+                "turns": 1_000,
+                **told,
+            }
             process.stdin.write(json.dumps(life) + "\n")
             process.stdin.flush()
             line = process.stdout.readline()

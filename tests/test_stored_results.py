@@ -229,6 +229,27 @@ def test_another_process_lists_the_same() -> None:
     assert listed(chats[0].sent[-1].human()) == listed(chats[1].sent[-1].human()) != {}
 
 
+@pytest.mark.parametrize(
+    "then",
+    [
+        {"offload": {"extract_tokens": 200}},
+        {"offload": {"extract_tokens": 6_000}},
+        {"max_input_tokens": 8_000},
+        {"max_input_tokens": 200_000},
+    ],
+)
+def test_what_stands_in_a_results_place_stays_under_another_policy(then: dict[str, Any]) -> None:
+    chat = Chat(script=[call("read_log", name="a"), "read"], tools=[read_log], policy=small(16_000))
+    chat.say("read log a")
+    before = chat.sent[-1].answers("read_log")
+    chat.policy = chat.policy.changed(**then)
+    chat.restart()
+    chat.say("and now?")
+    assert chat.sent[-1].answers("read_log") == before
+    assert "artifact://evidence/" in str(before)
+    chat.replays()
+
+
 def test_results_of_events_that_are_not_loaded_keep_the_summary_of_when_they_came() -> None:
     chat = long_chat([call("read_log", name="a"), "read"])
     chat.say("what is the retention period in log a?", *talk())

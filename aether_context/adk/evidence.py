@@ -107,6 +107,7 @@ class Offloader:
         self._failures = failures
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
+        self._settings = policy.offload
         self._always = policy.offload.tools_under("always")
         self._unshortened = policy.offload.tools_under(*UNSHORTENED)
         self._shown: LRUCache[object, StoredResult] = LRUCache(_MOST_SHOWN_TOKENS, _shown_tokens)
@@ -161,7 +162,7 @@ class Offloader:
 
         Where the step needs evidence, a result that stays is evidence, too, but for an error.
         """
-        context, window, needs_proof = call.context, call.window.tokens, _needs_proof(call)
+        context, needs_proof = call.context, _needs_proof(call)
         response = said_once(result.response)
         size = _characters(response)
         inside = await aside(size, partial(clear_media, response, self._mask))
@@ -182,7 +183,7 @@ class Offloader:
             "agent": result.agent,
             "invocation": result.invocation,
             "time": result.time,
-            "window": window,
+            "limit": settings.extract_tokens,
         }
         evidence: _Evidence = []
         marks: list[tuple[Medium, str]] = []
@@ -206,7 +207,7 @@ class Offloader:
                     summary = await aside(len(stored.data), partial(summary_of, stored.data, self._counter, query))
                 record = stored.record.model_copy(update={**origin, "query": query, "summary": summary})
                 evidence.append((record, stored.data))
-                self._remember((result.tool, structure(content), query, window), stored)
+                self._remember((result.tool, structure(content), query, settings.extract_tokens), stored)
         return evidence
 
     def _record(
@@ -302,12 +303,18 @@ class Offloader:
             self._failures.warn_once(self._off_note)
             return (self._off_note,), 0
         threshold = self._limits(window).threshold_tokens
-        has_recorded = any(not record.window for record in records)
+        has_recorded = any(not record.limit for record in records)
         long = [
             record
             for record in records
-            if record.window
-            and (record.tokens > threshold or record.form in ("verbatim", "described") or record.source in self._always)
+            if record.limit
+            # What was decided for the agent itself stays so, whatever its window is now.
+            and (
+                record.agent == context.agent_name
+                or record.tokens > threshold
+                or record.form in ("verbatim", "described")
+                or record.source in self._always
+            )
         ]
         host_contents, wants, saved_tokens = request.contents, False, 0
         if not any(reader.name in request.tools_dict for reader in readers):
@@ -495,11 +502,11 @@ class Offloader:
         # Of what two tools gave alike, the record names the first.
         if record is None or (record.source != tool and (record.form == "verbatim" or tool in self._unshortened)):
             return None
-        key = (tool, same, record.query, record.window)
+        key = (tool, same, record.query, record.limit)
         with self._showing:
             stored = self._shown.get(key)
         if stored is None:
-            limits = self._limits(record.window)
+            limits = self._settings.model_copy(update={"extract_tokens": record.limit})
             stored = offload(self._mask.json(content), tool, limits, counter=self._counter, query=record.query)
             self._remember(key, stored)
         if stored.record.form == "verbatim":

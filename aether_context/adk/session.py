@@ -377,7 +377,7 @@ class Records:
         return [
             record
             for record in self.by_digits.values()
-            if record.window and invocation in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
+            if record.limit and invocation in ("", record.invocation) and (record.time or 0.0) > self.compacted_until
         ]
 
     def earlier(self, uri: str) -> str:

@@ -68,8 +68,8 @@ class EvidenceRecord(BaseModel):
     """What of it stands in the prompt."""
     query: str = ""
     """What the agent was after, by which the lines of an extract were chosen."""
-    window: _Size = 0
-    """The window in tokens for which a tool's result is long; 0 for what the app keeps by itself."""
+    limit: _Size = 0
+    """The most tokens of an extract when the tool's result came; 0 for what the app keeps by itself."""
     summary: str = ""
     """Lines of a tool's result that tell what is in it, for packs that do not send the result any more."""
 

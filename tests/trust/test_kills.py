@@ -12,9 +12,10 @@ from typing import Any
 import lives
 import pytest
 from lives import APP, USER, House, Life
+from object_stores import Server
 from wording import SPOOL_FOLDER
 
-from aether_context import PackStore, verify
+from aether_context import verify
 from aether_context.errors import AetherContextError
 from aether_context.memory import Memories
 from aether_context.store.files import File
@@ -39,7 +40,7 @@ def house(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> House:
 
 
 def spool(house: House) -> Spool:
-    spool = spool_of(PackStore(str(house.store)).files)
+    spool = spool_of(house.store().files)
     assert spool is not None
     return spool
 
@@ -65,7 +66,7 @@ class FilesAndWaiting(SpooledFiles):
 def lost_of(house: House, life: Life) -> list[str]:
     """What a life was told to be kept and is nowhere."""
     waiting = spool(house)
-    plain = PackStore(str(house.store))
+    plain = house.store()
     store = plain.through(FilesAndWaiting(plain.files, waiting))
     lost = sound(house.memories)
     with closing(Memories(house.memories)) as memories:
@@ -95,7 +96,7 @@ def unreadable(house: House) -> list[str]:
 
     The packs of a life that was killed before it said so may be missing: nobody was told of them.
     """
-    found = verify(PackStore(str(house.store)), replays=True)
+    found = verify(house.store(), replays=True)
     return [f"{path}: {fault}" for path, fault in found.faults.items() if "is missing" not in fault] + found.foreign
 
 
@@ -136,3 +137,24 @@ def test_what_was_acknowledged_outlives_kills(live: Live, house: House, outages:
 @pytest.mark.parametrize("outages", [False, True])
 def test_what_was_acknowledged_outlives_many_kills(live: Live, house: House, outages: bool, figure: Figure) -> None:
     kill(live, house, outages, 250, figure)
+
+
+@pytest.fixture
+def bucket(s3: Server, house: House, request: pytest.FixtureRequest) -> House:
+    """The house with its store in a bucket of its own."""
+    assert s3.process is not None
+    house.bucket = f"s3://bucket/{request.node.name[-40:].strip('[]')}", s3.options, s3.process.pid
+    return house
+
+
+@pytest.mark.integration
+def test_what_was_acknowledged_outlives_kills_beside_an_object_store(live: Live, bucket: House, figure: Figure) -> None:
+    kill(live, bucket, True, 6, figure)
+
+
+@pytest.mark.soak
+@pytest.mark.parametrize("outages", [False, True])
+def test_what_was_acknowledged_outlives_many_kills_beside_an_object_store(
+    live: Live, bucket: House, outages: bool, figure: Figure
+) -> None:
+    kill(live, bucket, outages, 60, figure)
