@@ -292,7 +292,7 @@ BREAKS = (
         '[leaf for leaf in matches if leaf.step.status != "done"]',
         "matches",
     ),
-    Break("extract-skips-errors", "text/shorten.py", "shorten", "        (0.15, _errors(texts)),\n", ""),
+    Break("extract-skips-errors", "text/shorten.py", "_sample", "        (0.15, _errors(texts)),\n", ""),
     Break("texts-count-a-tenth", "tokens/media.py", "media_tokens", "size_bytes // 3 + 1", "size_bytes // 30 + 1"),
     Break(
         "one-nested-setting-resets-its-siblings",
