@@ -95,10 +95,7 @@ def preview(
     *,
     policy: _Policy = None,
     message: str | types.Content | None = None,
-    agent_name: str | None = None,
-    model: str | BaseLlm = "gemini-flash-latest",
-    system: str = "",
-    tools: Sequence[_Tool] = (),
+    **agent: Unpack[AgentOptions],
 ) -> tuple[Pack, Manifest]:
     """The pack that a session's next model call would be sent, recorded nowhere, and the manifest that it would have.
 
@@ -108,14 +105,14 @@ def preview(
     Args:
         policy: as for the plugin.
         message: the user's next message; `PLACEHOLDER` where one is needed and none is given.
-        agent_name, model, system, tools: who is called, see `AgentOptions`.
+        agent: who is called, see `AgentOptions`.
 
     Raises:
         PolicyError: the policy is wrong, or under it no request would be sent.
         BudgetExceededError: the call would pass a limit of the policy that raises.
         SessionError: ADK takes no agent of that name, or the instruction asks for state that is not there.
     """
-    last = _previewed(session, policy, message, agent_name, model, system, tools)
+    last = _previewed(session, policy, message, **agent)
     return last.pack, record(last.pack, last.policy, last.counter, None).manifest
 
 
