@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -12,9 +12,9 @@ import pytest
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
 from google.genai import types
-from packs import answered, called, lines, said, trim
+from packs import Session, answered, called, lines, said, trim
 from plans import loop, small, turns, words
-from scripted import Chat, big_file, call, exact, inside, look_up, was_cut
+from scripted import Chat, big_file, call, exact, inside, look_up, new_store, was_cut
 from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
@@ -239,6 +239,46 @@ def test_a_cut_finds_what_its_contents_mention_read_by_the_thread_that_records(m
     reads_at_cut = [later - earlier for manifest, (earlier, later) in each if was_cut(manifest)]
     assert reads_at_cut
     assert max(reads_at_cut) <= 8  # the message itself, and contents in the form in which a cut leaves them
+
+
+# the levels of a cut
+
+
+def talked(turns: int, question: int, answers: Sequence[int], **conversation: Any) -> Session:
+    """A chat of questions and answers of so many lines, answers in the order of the numbers and from the first again,
+    with 3,600 tokens for all that is sent."""
+    session = Session(new_store(), PackPolicy(conversation=conversation), window=4_000)
+    for turn, answer in zip(range(turns), itertools.cycle(answers), strict=False):
+        gate = f"gate {turn}, which opens at {turn * 7} and closes {turn * 13} minutes later, at pier {turn * 3}"
+        session.ask(f"Please look into the case of {gate}. {lines(f'q{turn}', question)}")
+        session.answer(f"Answer {turn}. {lines(f'a{turn}', answer)}")
+    return session
+
+
+def first_cut(session: Session) -> Manifest:
+    return next(manifest for manifest in session.manifests if was_cut(manifest))
+
+
+def test_the_net_cuts_a_quarter_less_deep_than_a_mark() -> None:
+    cut = first_cut(talked(40, 5, [0], strategy="none", compact_to=0.4, summary_share=0))
+    assert 0.5 < cut.counted_tokens / 3_600 < 0.6
+
+
+def test_what_may_stay_is_held_to_the_mark_of_the_policy() -> None:
+    ends = {"head": 2, "tail": 60}
+    session = talked(40, 5, [0], strategy="heads_tails", heads_tails=ends, compact_at=0.5, compact_to=0.3)
+    assert max(one.counted_tokens for one in session.manifests) < 0.6 * 3_600
+
+
+def test_an_answer_above_the_target_leaves_where_the_window_would_take_it() -> None:
+    long_answer = [8, 8, 8, 8, 8, 8, 75]
+    cut = first_cut(talked(8, 3, long_answer, compact_at=0.8, compact_to=0.3, summary_share=0.05))
+    assert cut.counted_tokens <= 0.3 * 3_600
+
+
+def test_a_summary_takes_what_a_cut_leaves_free_of_its_target() -> None:
+    session = talked(30, 20, [0], compact_to=0.5, summary_share=0.05)
+    assert max(TALLY.count(pack.epoch.summary) for pack in session.packs) > 2 * 0.05 * 3_600
 
 
 # what long pieces of work still have
