@@ -251,7 +251,7 @@ def test_ours_keeps_it_on_every_backend(check, place):
 
 
 @given(st.text(min_size=1, max_size=80), st.text(max_size=40))
-@settings(max_examples=15)
+@settings(max_examples=8)
 def test_names_come_back_as_they_were_given(name, user):
     service = FsspecArtifactService(f"memory://names-{hash((name, user))}")
     place = {"app_name": "app", "user_id": f"u{user}", "session_id": "s"}

@@ -101,7 +101,7 @@ def test_hundreds_of_calls_with_one_id_stay_valid(strategy: str, id: str | None)
     def asked(key: str) -> types.Part:
         return types.Part(function_call=types.FunctionCall(name="look_many", args={"key": key}, id=id))
 
-    script = [[asked(f"{turn}-{n}") for n in range(120)] for turn in range(3)]
+    script = [[asked(f"{turn}-{n}") for n in range(70)] for turn in range(3)]
     chat = Chat(
         script=[script[0], "one", script[1], script[2], "two", "three"],
         tools=[look_many],

@@ -214,14 +214,14 @@ def turn_files(chat: Chat) -> list[Any]:
 
 def test_the_files_stay_few_and_hold_each_content_once() -> None:
     chat = long_chat(small(3_000))
-    for message in messages(50):
+    for message in messages(34):
         chat.say(message, recent_events=20)
     files = turn_files(chat)
     assert 1 < len(files) <= 9
     texts = sum(len(text_of(chat, file)) for file in files)
     held = [one for file in files for one in json.loads(text_of(chat, file))]
     said = [one["content"]["parts"][0]["text"] for one in held]
-    for message in messages(45):
+    for message in messages(29):
         assert said.count(message) == 1
     assert sum(file.size for file in files) < texts / 2
 
@@ -309,7 +309,7 @@ def test_a_policy_that_records_no_texts_keeps_none(record: str) -> None:
 
 def test_what_is_masked_is_masked_in_the_files_and_they_go_with_the_session() -> None:
     chat = long_chat(small(3_000, redact=("email",)))
-    for message in ["My address is ann@example.com.", *messages(40)]:
+    for message in ["My address is ann@example.com.", *messages(28)]:
         chat.say(message, recent_events=20)
     assert turn_files(chat)
     said = b"".join(text_of(chat, file) for file in turn_files(chat))

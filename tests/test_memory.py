@@ -239,6 +239,7 @@ def test_what_is_deleted_is_gone_everywhere_and_stays_so(opened: Open) -> None:
     asyncio.run(run())
 
 
+@pytest.mark.slow
 def test_several_processes_write_and_read_one_place(shared: str) -> None:
     workers = [
         subprocess.Popen([sys.executable, WORKER, shared, user, first, last], stdout=subprocess.DEVNULL)

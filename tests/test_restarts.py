@@ -34,7 +34,7 @@ def test_any_text_is_sent_again_as_it_was_in_a_new_process(text: str) -> None:
 @pytest.mark.parametrize(
     ("tokens", "known", "summary_share"), list(product([1_500, 2_500, 20_000], ["nothing", "plan"], [0.2, 0.0]))
 )
-@pytest.mark.rows(2, slow=4)
+@pytest.mark.rows(1, slow=5)
 def test_a_new_process_at_every_call_sends_the_same_bytes(tokens: int, known: str, summary_share: float) -> None:
     state = planned() if known == "plan" else {}
     policy = small(tokens, conversation={"summary_share": summary_share})

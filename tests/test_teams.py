@@ -156,7 +156,7 @@ def policy_of(strategy: str, window: int) -> PackPolicy:
 
 @DEPRECATED
 @pytest.mark.parametrize(("make", "window", "strategy"), list(product(TEAMS, WINDOWS, STRATEGIES)))
-@pytest.mark.rows(2, slow=10)
+@pytest.mark.rows(1, slow=11)
 def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
     make: Callable[[], Team], window: int, strategy: str
 ) -> None:
@@ -286,7 +286,7 @@ LARGE: dict[str, tuple[list[Any], Any]] = {
 
 
 @pytest.mark.parametrize(("kind", "window", "strategy"), list(product(LARGE, WINDOWS, STRATEGIES)))
-@pytest.mark.rows(2, slow=6)
+@pytest.mark.rows(1, slow=7)
 def test_whatever_is_large_stays_in_the_window(kind: str, window: int, strategy: str) -> None:
     script, message = LARGE[kind]
     solo = agent("solo", script, tools=[query_orders, save])

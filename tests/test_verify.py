@@ -19,6 +19,7 @@ import pytest
 from click.testing import CliRunner
 from failing import FailingFileSystem
 from google.genai import types
+from matrix import but_slow
 from packs import paths_of, recording
 from scripted import Chat, big_file, call, sound, was_cut
 from upkeep import by_kind, delete_older, kind_of
@@ -285,7 +286,7 @@ FIELDS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("case", [*DAMAGED, *REPLAYS, *FIELDS])
+@pytest.mark.parametrize("case", but_slow([*DAMAGED, *REPLAYS, *FIELDS], "a bomb"))
 def test_a_damaged_pack_is_named_and_the_others_are_shown(tmp_path: Path, case: str) -> None:
     """In little memory and time, whatever its lines would grow to."""
     store = PackStore(tmp_path)

@@ -53,14 +53,14 @@ def test_a_long_session_has_a_summary_with_orders_and_an_address_of_what_was_sai
     chat.say("Hello. From now on, always answer in French.", *turns(12))
     assert f"{wording.SUMMARY_TITLE}:\n{wording.ORDERS_TITLE}\n" in chat.sent[-1].text
     chat = Chat(script=[call("look_up", key="a")], tools=[look_up], policy=small(4_000))
-    chat.say("Look it up.", *turns(18))
+    chat.say("Look it up.", *turns(14))
     assert wording.HISTORY in chat.sent[-1].text
     assert wording.READ in chat.sent[-1].readers
 
 
 def test_a_store_has_the_files_and_says_what_was_deleted() -> None:
     chat = Chat(policy=small(3_000))
-    chat.say(*(f"Number {at}: {'word ' * 200}" for at in range(30)))
+    chat.say(*(f"Number {at}: {'word ' * 200}" for at in range(18)))
     chat.manifests()
     kinds = by_kind(chat.store)
     assert {file.name for file in kinds["pack"]} == {wording.MANIFEST}
