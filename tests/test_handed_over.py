@@ -132,7 +132,7 @@ def test_of_turns_that_find_no_room_the_oldest_leave() -> None:
 @DEPRECATED
 @pytest.mark.parametrize("plan", [True, False])
 @pytest.mark.parametrize("window", WINDOWS)
-@pytest.mark.rows(1)
+@pytest.mark.rows(0, slow=1)
 def test_a_turn_that_is_too_large_is_cut_between_its_marks(window: int, plan: bool) -> None:
     made = a_sequence(findings("reader", 800))
     chat = run(made, PackPolicy(max_input_tokens=window), state={"plan": PLAN} if plan else {})

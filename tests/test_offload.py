@@ -255,7 +255,7 @@ def read(chat: Chat, uri: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(
     ("again", "count"),
-    [(False, 60), pytest.param(False, 300, marks=pytest.mark.slow), (True, 30)],
+    [(False, 40), pytest.param(False, 300, marks=pytest.mark.slow), (True, 20)],
     ids=["one process", "more in one process", "a new one each time"],
 )
 def test_the_state_of_a_session_stays_small_and_nothing_is_lost(again: bool, count: int) -> None:

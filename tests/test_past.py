@@ -77,7 +77,7 @@ def list_lots() -> str:
 
 def test_a_search_with_the_users_question_finds_what_answers_it():
     chat = Chat(script=[call("weigh", item="anchor"), "Done."], tools=[weigh], policy=small(4_000))
-    chat.say("Weigh the anchor.", *turns(30))
+    chat.say("Weigh the anchor.", *turns(16))
     question = "How many grams did the anchor have?"
     chat.llm.script[:] = [search(question), "Found."]
     chat.say(question)
@@ -87,7 +87,7 @@ def test_a_search_with_the_users_question_finds_what_answers_it():
 
 def test_a_hit_in_a_stored_result_names_its_address():
     chat = Chat(script=[call("list_lots"), "Done."], tools=[list_lots], policy=small(8_000))
-    chat.say("List the lots.", *turns(30))
+    chat.say("List the lots.", *turns(18))
     chat.llm.script[:] = [search("lot 412"), "Found."]
     chat.say("Where is lot 412?")
     address = re.search(r"list_lots gave (artifact://evidence/\w+\.\w+)", found(chat))

@@ -178,7 +178,7 @@ def test_a_team_stays_in_its_window_and_keeps_what_was_handed_over(
 @DEPRECATED
 @pytest.mark.parametrize("strategy", ["epochs", "sliding_turns"])
 @pytest.mark.parametrize("make", [twelve_turns_then_a_transfer, collectors_twice])
-@pytest.mark.rows(1)
+@pytest.mark.rows(0, slow=1)
 def test_an_instruction_among_the_contents_stays_where_others_turns_follow_it(
     make: Callable[[], Team], strategy: str
 ) -> None:

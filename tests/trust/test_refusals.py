@@ -188,6 +188,7 @@ def test_the_process_learns_what_two_users_were_refused() -> None:
     assert marks == [("default", 1), ("default", 1), ("default", 1), ("learned", 0)]
 
 
+@pytest.mark.slow
 def test_one_users_small_number_is_not_the_process() -> None:
     plugin = ContextPackPlugin(store=new_store(), on_error="raise")
     for user, limit in (("ann", 3_000), ("bob", 9_000)):

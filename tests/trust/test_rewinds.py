@@ -214,7 +214,7 @@ async def compact(chat: Chat) -> None:
 @pytest.mark.parametrize("restarts", [False, True])
 @pytest.mark.parametrize("few", [3, 6, 20])
 @pytest.mark.parametrize("window", [WINDOW, 30_000])
-@pytest.mark.rows(4)
+@pytest.mark.rows(2, slow=2)
 def test_what_a_compaction_replaced_never_returns(window: int, few: int, restarts: bool, figure: Figure) -> None:
     """Neither while its event is loaded, nor later."""
     talk = Talk(few, window=window).turns(9, "GIRAFFE")

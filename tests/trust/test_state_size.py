@@ -69,7 +69,7 @@ def test_another_process_sends_the_same_by_what_state_holds() -> None:
 
 
 @pytest.mark.parametrize("value", [None, 5, "USER REQUEST:", ["x"], {"a": 1}])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1, slow=2)
 def test_lines_that_something_else_wrote_break_no_request(value: Any) -> None:
     questions, answers = talk()
     chat = chat_of(answers)

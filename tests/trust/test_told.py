@@ -104,7 +104,7 @@ def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], w
 
 
 @pytest.mark.parametrize("answer", ["I would rather not.", "", "{}", '{"summaries": []}', '{"summaries": [{"id": 1}]}'])
-@pytest.mark.rows(2)
+@pytest.mark.rows(1, slow=1)
 def test_a_model_that_never_gives_a_summary_is_not_asked_at_every_cut(answer: str, figure: Figure) -> None:
     llm, policy = writer(answer=answer), PackPolicy(max_input_tokens=1_200, conversation={"summary_share": 0.1})
     chat = Chat(plugin=ContextPackPlugin(policy=policy, store=new_store(), on_error="raise", summarizer=llm))

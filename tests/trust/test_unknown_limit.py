@@ -34,7 +34,7 @@ def take(figure: Figure, chat: Chat, failed: list[int], refused: int = 1) -> Non
 
 @pytest.mark.parametrize("settings", [{}, {"streams": True}, {"says": True}, {"limit": 6_000}, {"counts": 1.3}])
 @pytest.mark.parametrize("window", [None, 60_000])
-@pytest.mark.rows(5)
+@pytest.mark.rows(3, slow=2)
 def test_a_session_fails_once_at_most(
     settings: dict[str, Any], window: int | None, caplog: pytest.LogCaptureFixture, figure: Figure
 ) -> None:

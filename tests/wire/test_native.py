@@ -82,7 +82,7 @@ def test_no_loss_of_a_cache_is_called_the_apps(client: str, scenario: str, windo
 
 @pytest.mark.parametrize("scenario", SCENARIOS)
 @pytest.mark.parametrize("client", NATIVE)
-@pytest.mark.rows(5, slow=6)
+@pytest.mark.rows(3, slow=8)
 def test_observing_changes_no_byte(client: str, scenario: str) -> None:
     bodies = []
     for way in ("alone", "observe"):
