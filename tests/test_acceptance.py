@@ -85,13 +85,6 @@ def test_an_invented_uri_is_flagged_and_the_answer_is_left_alone():
     assert len(noted["missing"]) == 2
 
 
-def quiet(key: str) -> str:
-    return "found"
-
-
-quiet.__name__ = "look_up"
-
-
 def test_checks_of_ones_own_have_a_say():
     async def short(item: AcceptanceItem, answer: str, step: Step) -> str | None:
         await asyncio.sleep(0)

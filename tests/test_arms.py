@@ -157,11 +157,7 @@ def test_sessions_fall_to_arms_by_their_shares_and_stay() -> None:
         assert plugin.usage(app="shop", user="ann", session=f"session-{number}") is not None
     for manifest in store.manifests():
         assert manifest.arm == arm_of(manifest.session, SHARES)
-        assert (exact_preset(store, manifest) == "cost_first") == (manifest.arm == "cost_first")
-
-
-def exact_preset(store, manifest):
-    return Replayer(store).policy(manifest).preset
+        assert (Replayer(store).policy(manifest).preset == "cost_first") == (manifest.arm == "cost_first")
 
 
 def test_an_agent_as_a_tool_has_the_arm_of_its_caller() -> None:

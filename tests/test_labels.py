@@ -175,10 +175,6 @@ def cut() -> list[PackView]:
     return found
 
 
-def cut_at(found: list[PackView]) -> int:
-    return next(at for at, view in enumerate(found) if view.manifest.epoch_reason == "high_water")
-
-
 def test_views_hold_the_request_as_it_was_sent(cut: list[PackView]) -> None:
     for view in cut:
         assert view.request is not None
@@ -194,7 +190,7 @@ def test_views_hold_the_request_as_it_was_sent(cut: list[PackView]) -> None:
 
 
 def test_a_cut_says_what_it_took_and_where_the_prefix_ends(cut: list[PackView]) -> None:
-    at = cut_at(cut)
+    at = next(at for at, view in enumerate(cut) if view.manifest.epoch_reason == "high_water")
     found = difference(cut[at - 1], cut[at])
     taken = {name for event in cut[at].manifest.truncation_events if event.stage == "cut" for name in event.item_ids}
     of_cut = [one for one in found.candidates if one.id in taken]
