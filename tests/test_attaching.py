@@ -162,6 +162,15 @@ def test_of_two_that_would_pack_a_call_the_first_one_does(
     assert "remove one of the two" in told[0]
 
 
+@pytest.mark.parametrize("profile", sorted(PROFILES))
+def test_every_profile_loads_and_its_middles_are_feasible(profile):
+    policy = PackPolicy.load(profile)
+    assert policy.profile == profile
+    shares = policy.budget.shares
+    assert shares.evidence.low + shares.memory.low + shares.conversation.low <= 1
+    assert shares.evidence.high + shares.memory.high + shares.conversation.high >= 1
+
+
 def test_overrides_are_merged_into_sections(tmp_path):
     file = tmp_path / "mine.toml"
     text = 'profile = "coding"\nmax_input_tokens = 9000\n[conversation]\nlast_turns = 7\n'

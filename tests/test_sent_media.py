@@ -233,3 +233,13 @@ def test_an_answer_says_so_where_its_picture_finds_no_room():
     assert not shown(chat)
     assert 0 < chat.latest().request_tokens < 1_500
     chat.replays()
+
+
+@pytest.mark.slow
+def test_the_users_orders_and_marks_stay_beside_a_question_that_fills_the_window():
+    chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
+    chat.say(message(picture(), "image/png", "Never push to main. Here is my receipt."), *turns(45))
+    for size in (1_500, 2_200, 2_500, 60):
+        chat.say(words(size, f"w{size}v"))
+        assert "Never push to main." in chat.sent[-1].text
+        assert address(picture()) in chat.sent[-1].text
