@@ -30,7 +30,26 @@ from google.genai import types
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 
-SYLLABLES = ["mer", "tal", "vos", "kin", "dra", "pol", "shu", "bre", "fin", "gor", "an", "ei", "os", "ut", "ra", "lim", "dek", "wo"]
+SYLLABLES = [
+    "mer",
+    "tal",
+    "vos",
+    "kin",
+    "dra",
+    "pol",
+    "shu",
+    "bre",
+    "fin",
+    "gor",
+    "an",
+    "ei",
+    "os",
+    "ut",
+    "ra",
+    "lim",
+    "dek",
+    "wo",
+]
 OWNER = {"app_name": "archive", "user_id": "ann"}
 BYTES = 1 if sys.platform == "darwin" else 1_024
 
