@@ -171,7 +171,8 @@ def record(
     texts, masked, setting, offered = {policy.digest: policy.canonical}, dict[str, str](), "", ""
     if policy.record == "full":
         shared = {"step": step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
-        candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
+        has_ranked = pack.to_store.chose or pack.to_store.weighed
+        candidates = [_plain(candidate) for candidate in source.candidates] if has_ranked else []
         setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
         names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
         masked = {digest: name for digest in contents.added if (name := names.get(digest, digest)) != digest}
