@@ -69,19 +69,19 @@ def replaces(later: str, older: str) -> bool:
 def is_about_another(later: str, older: str) -> bool:
     """Tells whether a statement is about another thing or person than an older one: somebody else does the same, or the
     words before both verbs have some in common, and each some of its own, as "server alpha" and "server beta"."""
-    fact, other = _fact_of(older), _fact_of(later)
-    if fact is None or other is None:
+    fact, new_fact = _fact_of(older), _fact_of(later)
+    if fact is None or new_fact is None:
         return False
-    words, new_words = _content(fact.tokens) | _listed("now"), _content(other.tokens)
-    doers = (_content(one.tokens[: one.tokens.index(one.verb)]) for one in (fact, other))
-    own, others = (terms_in_front - _listed("now", "speakers") for terms_in_front in doers)
-    is_same_verb = not own or fact.verb.content == other.verb.content
-    if is_same_verb and others and not others & words and other.verb.value not in _listed("unique"):
+    words, new_words = _content(fact.tokens) | _listed("now"), _content(new_fact.tokens)
+    doers = (_content(statement.tokens[: statement.tokens.index(statement.verb)]) for statement in (fact, new_fact))
+    doer, new_doer = (terms_in_front - _listed("now", "speakers") for terms_in_front in doers)
+    is_same_verb = not doer or fact.verb.content == new_fact.verb.content
+    if is_same_verb and new_doer and not new_doer & words and new_fact.verb.value not in _listed("unique"):
         return True  # "I weigh 82 kg", "my bike weighs 9 kg"
     if fact.subject <= new_words:
-        places = [at for at, token in enumerate(other.tokens) if token.content & fact.subject]
-        return bool(places) and _is_of_another(places, 0, words, other.tokens)
-    return bool(own & others and others - words)
+        places = [at for at, token in enumerate(new_fact.tokens) if token.content & fact.subject]
+        return bool(places) and _is_of_another(places, 0, words, new_fact.tokens)
+    return bool(doer & new_doer and new_doer - words)
 
 
 def _has_another(kind: str, fact: _Fact, tokens: Sequence[_Token], text: str) -> bool:
