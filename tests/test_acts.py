@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 from google.adk.agents import LlmAgent
+from packs import answered, called
 from scripted import Chat, Scripted, call
 from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy
+from aether_context.conversation.acts import acts_of
 
 
 def page(key: str) -> dict[str, Any]:
@@ -92,6 +94,13 @@ def test_an_act_and_its_result_outlive_cut_after_cut(tool: Any, arguments: dict[
     chat = worked([call(tool.__name__, **arguments), "Done."], tools=[tool])
     assert ledger(chat).count(line) == 1
     chat.replays()
+
+
+@pytest.mark.parametrize("name", ["rent_bike", "calibrate_sensor", "dock_drone", "ping_supplier", "request_leave"])
+def test_a_tools_name_tells_that_it_acts(name: str) -> None:
+    assert [line[: len(name) + 7] for line in acts_of([called(name, "1"), answered(name, "1", "B7")])] == [
+        f"- did: {name}"
+    ]
 
 
 def test_calls_side_by_side_have_a_line_each() -> None:

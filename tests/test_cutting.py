@@ -374,3 +374,31 @@ def test_a_cut_by_hand_of_a_request_without_contents_is_none() -> None:
     source = PackInput(identity, head, window=2_000, step=Step(), host=Host(asked="e1"))
     pack = build_pack(source, PackPolicy(on_invalid="warn"))
     assert (pack.contents, pack.acts) == ((), ())
+
+
+def test_a_pack_without_thoughts_whose_first_build_ranked_candidates_replays() -> None:
+    def lookup(part: str) -> dict[str, str]:
+        """Looks a part up."""
+        return {"part": part, "text": f"drawer of {part}, counted by hand. " * 30}
+
+    def long_log() -> str:
+        """Reads a log."""
+        return "\n".join(f"10:{at % 60:02d} INFO pump {at} at {at % 7} bar" for at in range(1500))
+
+    def thought(at: int) -> types.Part:
+        return types.Part(text=f"I think about {at}. " * 10, thought=True, thought_signature=f"signed {at}".encode())
+
+    calls = [call("long_log") if at == 4 else call("lookup", part=f"P{2 * at}") for at in range(14)]
+    answers = [f"Answer {2 * at + 1}: in the drawer. " * 10 for at in range(14)]
+    script = [[thought(at), part] for pair in zip(calls, answers, strict=True) for at, part in enumerate(pair)]
+    chat = Chat(
+        script=script,
+        tools=[lookup, long_log],
+        model="claude-fable-5-1",
+        policy=PackPolicy(max_input_tokens=7_000),
+        state={"knowledge": {"notes": [{"id": "n1", "text": "The store room is closed on Sundays."}]}},
+    )
+    chat.llm.usage = False
+    for number in range(14):
+        chat.say(f"Question {number}: where is it?")
+    chat.replays()

@@ -314,6 +314,24 @@ def test_a_memory_is_not_corrected_by_others_nor_by_what_was_said_before() -> No
     assert "until" not in memory_section(corrected(older, before, question="What should a vegetarian like me eat?"))
 
 
+@pytest.mark.parametrize(
+    ("older", "later", "question"),
+    [
+        ("I weigh 82 kg.", "My bike weighs 9 kg now.", "How much do I weigh?"),
+        ("I take 20 mg of lisinopril.", "My father takes 40 mg of lisinopril now.", "How much lisinopril do I take?"),
+        ("Ich nehme 20 mg Lisinopril.", "Meine Frau nimmt jetzt 40 mg Lisinopril.", "Wie viel Lisinopril nehme ich?"),
+        ("Server alpha has 16 GB.", "Server beta has 64 GB now.", "How much has server alpha?"),
+        ("Room A seats 12 people.", "Room B now seats 30 people.", "How many people does room A seat?"),
+        ("Mein Chef heißt Karl.", "Der Chef von Anna heißt jetzt Jonas.", "Wie heißt mein Chef?"),
+        ("Anna speaks French.", "Ben now speaks Spanish.", "What does Anna speak?"),
+    ],
+)
+def test_the_same_of_somebody_or_something_else_ends_no_memory(older: str, later: str, question: str) -> None:
+    chat = corrected(("user", older, EARLIER), ("user", later, LATER), question=question)
+    assert f"- 2 January 2026, user: {older}" in memory_section(chat)
+    assert corrects(later, older)
+
+
 PAIRS = [
     ("I live in Berlin.", "I moved to Hamburg.", True), ("I live in Berlin.", "I no longer live in Berlin.", True),
     ("I am a vegetarian.", "Since last month I eat fish.", True),
@@ -334,6 +352,7 @@ PAIRS = [
     ("Ich mag Jazz.", "Jetzt mag ich auch Rock.", False), ("J'aime le jazz.", "J'aime le jazz encore plus.", False),
     ("Me gusta el jazz.", "Ahora también me gusta el rock.", False), ("Vivo en Madrid.", "Ya vivo en Madrid.", False),
     ("Do I eat meat?", "I stopped eating meat.", False),
+    ("The deadline of the tender is 3 May.", "The deadline of the tender has not been moved.", False),
 ]  # fmt: skip
 
 
@@ -370,6 +389,9 @@ VALUES = [
     ("I paid 20 euros for lunch.", "I paid 25 euros for lunch.", False),
     ("I take 20 mg of lisinopril.", "I also take 40 mg of atorvastatin.", False),
     ("My mother lives in Berlin.", "I moved from Berlin to Madrid.", False),
+    ("My phone number is 555-0101.", "My new phone number is 555-0199.", True),
+    ("I have a meeting on Monday.", "I have a meeting on Thursday.", False),
+    ("Project A uses Jenkins.", "Project B switched to Buildkite.", False),
 ]
 
 

@@ -265,12 +265,14 @@ def _effect(order: str, sentence: str, uses: Set[str]) -> str:
     lifted = list[Set[str]]()
     # "You can push to main" lifts a ban, "you need not push to main" lifts none.
     if not uses.isdisjoint({"lifts", "permits" if earlier.negates else "frees"}):
-        lifted = [_subject(clause, language) for clause in (sentence, *_CLAUSE.split(sentence))]
+        words = rule("takes").sub(" ", sentence)
+        lifted = [_subject(clause, language) for clause in (words, *_CLAUSE.split(words))]
     if about and about in lifted[:1]:
         limit = rule("limits").search(sentence)
         return "touches" if limit is not None and limit[0].casefold() not in order.casefold() else "lifts"
     if about and about == _subject(sentence, language) and uses.isdisjoint({"permits", "frees"}):
-        return "replaces"
+        taking = rule("takes").search(sentence)  # "Never drop the table" does not end where one is dropped
+        return "touches" if taking is not None and taking[0].casefold() in order.casefold() else "replaces"
     is_touched = any(clause and _is_near(clause, about) for clause in lifted)
     # A ban goes on beside a wish: "never answer in French", "answer in German".
     kinds = earlier.scopes.keys() & later.scopes.keys() if earlier.negates is later.negates else ()

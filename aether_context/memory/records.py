@@ -20,7 +20,7 @@ from aether_context.errors import EmbeddingError
 from aether_context.pack import UNTIL
 from aether_context.plans.spellings import is_preference
 from aether_context.retrieval import terms
-from aether_context.retrieval.corrections import replaces
+from aether_context.retrieval.corrections import is_about_another, replaces
 from aether_context.retrieval.embedders import Embedder, Rows, vectors_of
 from aether_context.retrieval.pool import Entry, Places, Pool
 from aether_context.tokens.counters import sound
@@ -218,7 +218,8 @@ class Candidates:
             for later, time, is_same in corrections:
                 memory = memory_at(later)
                 texts = memory.text, corrected.text
-                if memory.author != corrected.author or not ((is_same and terms.corrects(*texts)) or replaces(*texts)):
+                ends = is_same and terms.corrects(*texts) and not is_about_another(*texts)
+                if memory.author != corrected.author or not (ends or replaces(*texts)):
                     continue
                 result[at] = replace(older, scores={**older.scores, UNTIL: time})
                 present = next((hit for hit in result if hit.memory == memory), None)

@@ -271,7 +271,8 @@ class RequestTokens(NamedTuple):
 class ToStore(NamedTuple):
     """Facts to be stored of a pack beside the request itself.
 
-    ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call. ``saved`` are texts that
+    ``chose`` is set where candidates were ranked for this pack, not kept from an earlier call, and ``weighed`` where
+    they were for an earlier build of it, which decided that it was built without thoughts. ``saved`` are texts that
     were taken out of the request, by the URI that it shows. ``summary_requests`` are summaries that a model could
     improve on. ``counts`` are token counts by short digest, and ``stages`` the results of the stages, in their order,
     as JSON.
@@ -282,6 +283,7 @@ class ToStore(NamedTuple):
     summary_requests: tuple[SummaryRequest, ...]
     counts: Mapping[str, int]
     stages: Mapping[str, JSON]
+    weighed: bool = False
 
 
 class Pack(NamedTuple):

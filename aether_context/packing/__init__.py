@@ -63,9 +63,10 @@ def build_pack(
     pack = _build(source, policy, pack_counter)
     # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
     if end := stale_thoughts(pack):
-        thoughtless = source._replace(epoch=replace(source.epoch, thoughts=end))
+        thoughtless, weighed = source._replace(epoch=replace(source.epoch, thoughts=end)), pack.to_store.chose
         pack = _build(thoughtless, policy, pack_counter, is_cut_due=any(event.stage == "cut" for event in pack.events))
-        pack = pack._replace(source=pack.source._replace(epoch=source.epoch))
+        to_store = pack.to_store._replace(weighed=weighed)
+        pack = pack._replace(source=pack.source._replace(epoch=source.epoch), to_store=to_store)
     return pack
 
 

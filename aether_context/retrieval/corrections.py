@@ -45,7 +45,7 @@ def _table() -> dict[str, str]:
 
 @cache
 def _listed(*uses: str) -> frozenset[str]:
-    return frozenset(word for use in uses for word in _table()[use].split())
+    return frozenset(word for use in uses for word in _table()[use].casefold().split())
 
 
 @cache
@@ -64,6 +64,24 @@ def replaces(later: str, older: str) -> bool:
         words = _content(fact.tokens[fact.tokens.index(fact.verb) + 1 :])
         return fact.verb.value in _listed("unique") and not words & (_content(tokens) - fact.subject)
     return any(_has_another(kind, fact, tokens, later) for kind in {value.kind for value in fact.values})
+
+
+def is_about_another(later: str, older: str) -> bool:
+    """Tells whether a statement is about another thing or person than an older one: somebody else does the same, or the
+    words before both verbs have some in common, and each some of its own, as "server alpha" and "server beta"."""
+    fact, new_fact = _fact_of(older), _fact_of(later)
+    if fact is None or new_fact is None:
+        return False
+    words, new_words = _content(fact.tokens) | _listed("now"), _content(new_fact.tokens)
+    doers = (_content(statement.tokens[: statement.tokens.index(statement.verb)]) for statement in (fact, new_fact))
+    doer, new_doer = (terms_in_front - _listed("now", "speakers") for terms_in_front in doers)
+    is_same_verb = not doer or fact.verb.content == new_fact.verb.content
+    if is_same_verb and new_doer and not new_doer & words and new_fact.verb.value not in _listed("unique"):
+        return True  # "I weigh 82 kg", "my bike weighs 9 kg"
+    if fact.subject <= new_words:
+        places = [at for at, token in enumerate(new_fact.tokens) if token.content & fact.subject]
+        return bool(places) and _is_of_another(places, 0, words, new_fact.tokens)
+    return bool(doer & new_doer and new_doer - words)
 
 
 def _has_another(kind: str, fact: _Fact, tokens: Sequence[_Token], text: str) -> bool:
@@ -115,7 +133,9 @@ def _is_of_another(places: Sequence[int], value: int, ignored: frozenset[str], t
         front = max((near for near in range(at) if tokens[near].value not in articles | _listed("now")), default=value)
         word, is_first = tokens[front], front == 0 or tokens[front - 1].kind == "end"
         is_beside = is_first or tokens[front - 1].value in articles or word.value.endswith(("'s", "’s"))
-        if front != value and is_beside and word.content - ignored:
+        if (front != value and is_beside and word.content - ignored) or (
+            at > 1 and tokens[at - 1].value in _listed("any") and tokens[at - 2].value in _listed("states")
+        ):
             return True
         if word.value in _listed("theirs") or (at == places[0] and word.value in _listed("under")):
             return True
@@ -151,6 +171,8 @@ def _tokens(text: str) -> tuple[_Token, ...]:
         kind, value, start = str(match.lastgroup), match[0].casefold(), match.start()
         content = frozenset(terms.terms(value)) - terms.GRAMMAR if kind in ("word", "end") else frozenset([value])
         last = tokens[-1] if tokens and tokens[-1].end >= start - 1 else None
+        if len(value) == 1 and match[0].isupper() and value != "i" and last and last.content:  # "room A"
+            content = frozenset([value])
         if kind == "word" and last and last.kind.startswith("number") and (content or value in "%$€£"):
             if not content <= _listed("now"):
                 tokens[-1] = last._replace(kind=f"number:{min(content, default=value)}")

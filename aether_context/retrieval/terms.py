@@ -330,7 +330,8 @@ _DENIES = re.compile(
 )
 _GOES_ON = re.compile(
     r"\b(?:also|too|still|even|again|besides|auch|noch|wieder|weiterhin|sogar|aussi|encore|toujours|también|todavía|aún"
-    r"|sigo|anche|ancora|ainda|também)\b|[?？]",
+    r"|sigo|anche|ancora|ainda|também"
+    r"|(?:not|never|\w+n['’]t)(?: \w+){0,2} (?:moved|changed|switched|stopped|quit))\b|[?？]",
     re.IGNORECASE,
 )
 

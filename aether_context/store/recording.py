@@ -235,7 +235,8 @@ def _named(pack: Pack, policy: PackPolicy) -> _Named:
     names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
     words = _without_texts(pack.epoch)[1] | _without_texts(source.epoch)[1]
     words |= {hash_text(text): text for text in source.summaries.values()}
-    candidates = [_plain(candidate) for candidate in source.candidates] if pack.to_store.chose else []
+    has_ranked = pack.to_store.chose or pack.to_store.weighed
+    candidates = [_plain(candidate) for candidate in source.candidates] if has_ranked else []
     is_offered = bool(candidates or source.problems)
     return _Named(
         of_policy
