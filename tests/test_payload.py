@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import tracemalloc
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from packs import evidence, memory, pack_input, said, tool
+from packs import answered, evidence, memory, pack_input, said, tool
 from packs import turns as exchanges
 from plans import PLAN, planned
 from scripted import Chat
@@ -13,7 +15,8 @@ from wording import FIRST_LINE, HEADERS, SUMMARY_TITLE
 
 from aether_context import PackPolicy, build_pack
 from aether_context.adk import evidence_tools
-from aether_context.pack import AcceptanceItem, Candidate, Pack, Step
+from aether_context.pack import AcceptanceItem, Candidate, Outgoing, Pack, Step
+from aether_context.packing.payload import sent_results
 
 STEP = Step(
     task_id="42",
@@ -187,3 +190,15 @@ def test_no_line_of_foreign_text_starts_at_the_margin(text):
     body = text_of(memory("m1", text), evidence(text, text), step=step).partition("USER REQUEST:\n")[0]
     for line in body.splitlines():
         assert line == FIRST_LINE or line[:-1] in HEADERS or line.startswith(("- ", "  "))
+
+
+def test_little_is_remembered_of_the_results_that_summaries_were_compared_with():
+    stored = evidence("file", "of a file\nnone of these words is anywhere else")
+    tracemalloc.start()
+    for result in range(25):
+        response = answered("read", "c1", " ".join(f"w{result}x{word}" for word in range(10_000)))
+        sent = Outgoing(content=response, raw=response, origin=result, form="whole", tokens=1)
+        assert sent_results([stored], [sent]) == set()
+    taken = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert taken < 20_000_000

@@ -405,3 +405,16 @@ def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_
     assert error.used + error.planned > 1_500
     assert 0 < error.used <= 900
     assert 0 < len(worker.model.sent) < 20  # type: ignore[union-attr]
+
+
+def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aether_context.adk.usage._MOST_LEDGER_BYTES", 30_000)
+    chat = Chat(script=["ok"] * 33)
+    for session in ("s0", "s1", "s2", "s3"):
+        chat.say(*["hello"] * 8, session=session)
+    known = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") is not None for at in range(4)]  # type: ignore[union-attr]
+    assert known == [False, True, True, True]
+    chat.say("hello again", session="s0")
+    assert totals(chat, "s0").total_tokens == 9 * CALL

@@ -47,6 +47,9 @@ from aether_context.usage.calibration import RATIO, Reports, TokenRatio, calibra
 
 logger = logging.getLogger("aether_context")
 
+_MOST_LEDGER_BYTES = 6_000_000
+"""Of the ledgers of all sessions, about: a session of many calls has up to 50 KB."""
+
 
 class Reported(NamedTuple):
     """A provider's report of one call; None is unknown.
@@ -116,6 +119,10 @@ class _Session:
     calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
 
 
+def _ledger_bytes(session: _Session) -> int:
+    return min(_MOST_LEDGER_BYTES, session.ledger.size)
+
+
 class _Account(NamedTuple):
     """A ledger that a call is booked in, and where: under which invocation, agent and branch."""
 
@@ -132,7 +139,7 @@ class Ledgers:
     def __init__(self, limits: LimitSettings) -> None:
         self.limits = limits
         self._own: dict[SessionKey, LimitSettings] = {}
-        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(512)
+        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(_MOST_LEDGER_BYTES, _ledger_bytes)
         self._logged: set[object] = set()
         self._lock = threading.Lock()
 
@@ -232,9 +239,8 @@ class Ledgers:
             return session.ledger.report(self._own.get(key, self.limits)) if session is not None else None
 
     def _session(self, key: SessionKey) -> _Session:
-        session = self._sessions.get(key)
-        if session is None:
-            session = self._sessions[key] = _Session()
+        session = self._sessions.get(key) or _Session()
+        self._sessions[key] = session  # which weighs it anew
         return session
 
     def _accounts(self, key: SessionKey, invocation: str, branch: str, agent: str) -> Iterator[_Account]:

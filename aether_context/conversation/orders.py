@@ -198,7 +198,7 @@ def _language(hits: tuple[int, ...], other_hits: tuple[int, ...]) -> str:
     return max(zip(map(operator.add, hits, other_hits), _STEMMERS, strict=True), key=operator.itemgetter(0))[1]
 
 
-@lru_cache(maxsize=16_384)
+@lru_cache(maxsize=4_096)
 def _subject(text: str, language: str) -> frozenset[str]:
     """The words that say what a text is about, by their stems in a language."""
     from aether_context.retrieval.terms import stem, terms  # loads numpy, which a chat without a cut does not need

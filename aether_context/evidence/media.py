@@ -24,18 +24,19 @@ from aether_context.evidence.record import READ, EvidenceRecord, evidence_uri, s
 from aether_context.evidence.show import is_text
 from aether_context.redaction import Masker
 from aether_context.text.json_lines import compact_json
+from aether_context.text.patterns import pattern
 from aether_context.tokens.media import sniffed
 
-_TYPE = re.compile(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
+_TYPE = pattern(r"[\w.+-]{1,60}/[\w.+-]{1,80}")
 _TYPE_KEYS = ("mimeType", "mime_type", "mimetype", "mediaType", "media_type")
 _LEAST = 60
 _DEEPEST = 50
-_NO_TEXT = re.compile(
+_NO_TEXT = pattern(
     r"(?:image/(?!svg)|audio/|video/|font/|application/(?:pdf|zip|gzip|x-tar|ogg|msword|vnd\.))", re.IGNORECASE
 )
-_SHOWN = re.compile(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
+_SHOWN = pattern(r"image/(?:png|jpeg|webp|heic|heif|gif)|audio/.+|video/.+|application/pdf")
 
-_ENCODED = re.compile(
+_ENCODED = pattern(
     r"""(?x)
     data:(?P<uri>[\w.+/\\-]{0,140})(?:;[\w=.%-]{1,60}){0,4};base64,(?=[\w+/\\%-])
     | data:image\\{0,8}/svg\+xml[\w;=-]{0,60},(?P<svg>[\w%!$&'()*+,;=:@/?~.-]{60,}+|\\{0,8}<svg[^"\\]*+)
@@ -54,7 +55,7 @@ _ENCODED = re.compile(
 """Where data may begin: a URI, a run of base64 or hexadecimal, numbers, a dump, bytes as Python writes them. No part of
 a text is read often: a run begins where none of its alphabet stands before it."""
 _SIGNS = tuple(
-    re.compile(rf"(?:[{alphabet}]{{0,{size - 1}}}+[^{alphabet}]++)*+[{alphabet}]{{{size}}}")
+    pattern(rf"(?:[{alphabet}]{{0,{size - 1}}}+[^{alphabet}]++)*+[{alphabet}]{{{size}}}")
     for alphabet, size in ((r"A-Za-z0-9+/_-", 60), (r"\s\d,.:xa-fA-Fnrt\\+-", 48))
 )
 """Long runs of an alphabet, of which data without ``data:`` or ``\\x`` has one. They look at each character once, which
@@ -62,21 +63,21 @@ takes a third of the time of a search."""
 _STEP, _OVERLAP, _LONGEST_PIECE = 50_000, 8_192, 500
 """Characters in which data may begin that one call looks at, since no other thread has its turn meanwhile; those behind
 them, as many as it takes at most to know a beginning for one; and more than any piece of which data repeats many."""
-_RUN = re.compile(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
-_PADDING = re.compile(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
-_ENDS = re.compile(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
-_LINE_END = re.compile(r"""(?:(?:\\{1,8}r)?\\{1,8}n|\r?\n)["',\s>]{0,80}""")
+_RUN = pattern(r"(?:[A-Za-z0-9+/_-]+|\\{1,8}/|%2[BbFf])+")
+_PADDING = pattern(r"(?:=|%3[Dd]|\\{1,8}u003[dD]){0,2}")
+_ENDS = pattern(r"""=|%3[Dd]|[\s"'\\<),;]*(?:\n|\Z|-----)|["'\\<)\]]""")
+_LINE_END = pattern(r"""(?:(?:\\{1,8}r)?\\{1,8}n|\r?\n)["',\s>]{0,80}""")
 """A line break in base64, as such or as ``\\n``, with what a mail or a notebook puts around it."""
-_HEX = re.compile(r"(?:0x)?((?:[\da-fA-F]{2})+)")
-_DUMPED = re.compile(r"(?m)^(?:0x)?([\da-fA-F]+):?[ \t]+((?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2})+)")
-_KEY = re.compile(r"""(\\*["'])\s*:[\s\[]*$""")
-_NEAR_TYPE = re.compile(rf"""(?i)(?:mime|media|content)[_-]?type[\\"'\s:=]{{1,12}}({_TYPE.pattern})""")
-_COPIED = re.compile(
+_HEX = pattern(r"(?:0x)?((?:[\da-fA-F]{2})+)")
+_DUMPED = pattern(r"(?m)^(?:0x)?([\da-fA-F]+):?[ \t]+((?:(?:[\da-fA-F]{2}){1,4}[ \t]{1,2})+)")
+_KEY = pattern(r"""(\\*["'])\s*:[\s\[]*$""")
+_NEAR_TYPE = pattern(rf"""(?i)(?:mime|media|content)[_-]?type[\\"'\s:=]{{1,12}}({_TYPE.pattern})""")
+_COPIED = pattern(
     r"""(?i)(?:token|cursor|continuation|signature|next_?page|state|secret|key|jwt|cookie)[\\"'\s:=>]*\Z|\.\Z"""
 )
 """The name of what a model has to copy, and the dot between the parts of a token."""
-_VECTOR = re.compile(r"(?i)embedding|vector")
-_IS_VECTOR = re.compile(
+_VECTOR = pattern(r"(?i)embedding|vector")
+_IS_VECTOR = pattern(
     r"""(?i)(?:embedding|vector)s?[\W\d_]{0,20}(?:(?:values?|data|dense|u?int8|float\d{0,2})[\W\d_]{0,20})?\Z"""
 )
 """A name of the list itself, whose numbers may be all positive, or quantized to bytes; one beside it is weaker."""

@@ -45,6 +45,7 @@ from aether_context.text.entities import SCHEME, artifact_uris
 from aether_context.text.json_lines import PIECE, pieces
 from aether_context.text.shorten import shorten
 from aether_context.tokens.cache import PackCounter
+from aether_context.tokens.counters import SharedLRU
 
 _TOP_EVIDENCE = 2
 """The most pieces of evidence that move near the end, behind the acceptance list; one at least stays under EVIDENCE."""
@@ -384,9 +385,12 @@ _LEAST_WORDS = 5
 _JSON_SPACE = re.compile(r"\\[nrt]")
 
 
-@lru_cache(maxsize=1_024)
+_words_of: SharedLRU[str, frozenset[str]] = SharedLRU(100_000, lambda words: 1 + len(words))
+"""Bounded by words, of about 100 bytes with their text: results may be long."""
+
+
 def _words(text: str) -> frozenset[str]:
-    return frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
+    return _words_of.get_or_put(text, lambda text: frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text))))
 
 
 def offloaded_to(content: Content) -> str:

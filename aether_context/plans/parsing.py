@@ -32,12 +32,13 @@ from aether_context.plans.schema import (
 )
 from aether_context.plans.spellings import field_of, folded, status_of
 from aether_context.plans.texts import bulleted, json_in, marked, progress_in, readings
+from aether_context.text.patterns import pattern
 
 _MOST_PLACES, _MOST_DEPTH = 400, 8
 _MOST_SEARCHED = 100_000
 _MOST_NEAR = 200
 _MOST_EXTRA_TEXT, _MOST_EXTRA_TEXTS = 4_000, 20
-_NAMES_TOOLS = re.compile(
+_NAMES_TOOLS = pattern(
     r"""(?im)(?:^[^\w\n]{0,8}|["'])(?:\w{1,16}[ _-]?)?to+l+[sz]?"""
     r"""(?:[ _-]?(?:names?|list|set|scope|needed|required|to[ _-]?use))?[^\w\n]{0,4}"""
     r"""(?:[:=](?!\s{0,4}(?:(?:None|null)\b|\[\]|\{\}|""|''))|$)"""
@@ -47,19 +48,17 @@ _NAMES_TOOLS = re.compile(
 _BESIDE_STEPS = frozenset(["done", "done_index", "results", "statuses", "index", "forbidden"])
 _AROUND = _BESIDE_STEPS | PlanShape.model_fields.keys() - {"steps"}
 """Fields of the plan that may stand in the mappings around it."""
-_NUMBERED_KEY = re.compile(
-    r"(?i)(?:step|task|phase|schritt|aufgabe|etape|étape|paso|步骤|ステップ|手順)?[ _-]?(\d{1,3})"
-)
-_NUMBER = re.compile(
+_NUMBERED_KEY = pattern(r"(?i)(?:step|task|phase|schritt|aufgabe|etape|étape|paso|步骤|ステップ|手順)?[ _-]?(\d{1,3})")
+_NUMBER = pattern(
     r"(?i)(?:[^\W\d_]{1,12}\.?|#)?[ _#-]{0,3}0{0,3}(\d{1,4})(?:\.|[ ]?(?:of|von|de|sur|/)[ ]?\d{1,4})?(?:[ ]?:.*)?"
 )
-_SHARE = re.compile(
+_SHARE = pattern(
     r"(?i)(?!.*\b(?:remain|left|open|to go|offen))\D{0,20}?\b(step )?(\d{1,4}) ?"
     r"(?:(?:/|of|out of|von|de|sur) ?(\d{1,4})\b|(?:\.0+)?(?:[%％]| percent| prozent))(?: ?\(\d+ ?%\))?\D{0,30}"
 )
 _TOOL_KEYS = frozenset(["tool", "toolname", "function", "functionname", "functioncall", "toolcall"])
 _ARGUMENT_KEYS = frozenset(["args", "arguments", "parameters", "params", "kwargs", "input", "toolinput", "actioninput"])
-_REFERENCE = re.compile(r"[A-Za-z0-9_.#/-]{1,60}")
+_REFERENCE = pattern(r"[A-Za-z0-9_.#/-]{1,60}")
 
 
 class ParsedPlan(NamedTuple):

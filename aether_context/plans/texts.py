@@ -16,6 +16,7 @@ from pydantic_core import from_json
 
 from aether_context.plans.spellings import field_of, spoken_status, status_of
 from aether_context.text.decoding import read_python
+from aether_context.text.patterns import pattern
 from aether_context.text.shorten import sentences
 
 if TYPE_CHECKING:
@@ -24,9 +25,9 @@ if TYPE_CHECKING:
 _MOST_JSON, _MOST_YAML, _MOST_OUTLINE = 1_000_000, 64 * 1024, 200_000
 _MOST_DEPTH = 20
 _MOST_BRACES = 40
-_FENCE = re.compile(r"^[ \t]{0,12}```[^\n]{0,40}\n(.*?)(?:^[ \t]{0,12}```|\Z)", re.DOTALL | re.MULTILINE)
-_BRACE = re.compile(r"""\{(?=\s{0,100}["'}\w/])|\[(?=\s{0,100}["'{\[])""")
-_LOOSE = re.compile(r"""("(?:[^"\\\n]|\\.)*")|//[^\n]*|,(?=\s{0,100}[}\]])""")
+_FENCE = pattern(r"^[ \t]{0,12}```[^\n]{0,40}\n(.*?)(?:^[ \t]{0,12}```|\Z)", re.DOTALL | re.MULTILINE)
+_BRACE = pattern(r"""\{(?=\s{0,100}["'}\w/])|\[(?=\s{0,100}["'{\[])""")
+_LOOSE = pattern(r"""("(?:[^"\\\n]|\\.)*")|//[^\n]*|,(?=\s{0,100}[}\]])""")
 """In JSON: a string, which stays, or a comment or a comma before a closing bracket, which a strict reader refuses."""
 
 
@@ -128,21 +129,21 @@ _STEP_WORD = (
     r"|ステップ|手順|タスク|단계|шаг)"
 )
 _COUNT_WORD = r"[一二三四五六七八九十]"
-_NUMBER = re.compile(
+_NUMBER = pattern(
     r"#?\(?(\d{1,3}[a-z]?|\d{1,2}(?:\.\d{1,2}){1,3})"
     r"(?:[.)\]:](?=[ \t]|[^\x00-\x7f])|[、．]|(?<=\d\.\d)(?=[ \t]))[ \t]{0,8}"
     rf"|第(\d{{1,3}}|{_COUNT_WORD}{{1,3}})(?:步|阶段)?[:：、,，. ]{{1,3}}"
     rf"|{_STEP_WORD}[ \t]{{0,4}}#?(\d{{1,3}}[a-z]?|{_COUNT_WORD})[ \t]{{0,4}}(?:[:：.)、–—-][ \t]{{0,8}}|$)",
     re.IGNORECASE,
 )
-_BOX = re.compile(r"\[([ xX✓✔~>/-])\][ \t]{0,8}")
-_SIGN = re.compile(r"[^\w\s\[\](){}\"'`$€£%&@#*+<=.,;:!?/\\|~^-]{1,3}")
-_BEFORE = re.compile(r"[\[(（【]([\w -]{1,20})[\])）】][ \t:：]{0,4}|([A-Z_ ]{4,20})[:：][ \t]{1,4}")
-_BEHIND = re.compile(
+_BOX = pattern(r"\[([ xX✓✔~>/-])\][ \t]{0,8}")
+_SIGN = pattern(r"[^\w\s\[\](){}\"'`$€£%&@#*+<=.,;:!?/\\|~^-]{1,3}")
+_BEFORE = pattern(r"[\[(（【]([\w -]{1,20})[\])）】][ \t:：]{0,4}|([A-Z_ ]{4,20})[:：][ \t]{1,4}")
+_BEHIND = pattern(
     r"[ \t]{0,8}(?:[(\[（【]([^()\[\]（）【】]{1,40})[)\]）】]"
     r"|(?<=[ \t])(?:[–—|:-]|←|<-{1,2})[ \t]{1,4}([^–—|:←<-]{1,40}))[.!]?"
 )
-_LAST = re.compile(r"(?<=[.!?。！？])[ \t]{0,8}([^.!?。！？]{2,60})[.!。！]?$")
+_LAST = pattern(r"(?<=[.!?。！？])[ \t]{0,8}([^.!?。！？]{2,60})[.!。！]?$")
 """A sentence behind a step's own."""
 _DIGITS = {digit: str(number) for number, digit in enumerate("一二三四五六七八九十", start=1)}
 _BOXES = {" ": "ready", "~": "claimed", ">": "claimed", "/": "claimed", "-": "claimed"}
@@ -186,10 +187,8 @@ def marked(text: str) -> Marked:
     return Marked(text, id, status)
 
 
-_BULLET = re.compile(r"[-*+•▪◦‣–][ \t]{1,8}(?=\S)")
-_ITEM = re.compile(
-    rf"(?:{_BULLET.pattern})?(?:{_BOX.pattern}|{_SIGN.pattern}[ \t]|~~|{_NUMBER.pattern})", re.IGNORECASE
-)
+_BULLET = pattern(r"[-*+•▪◦‣–][ \t]{1,8}(?=\S)")
+_ITEM = pattern(rf"(?:{_BULLET.pattern})?(?:{_BOX.pattern}|{_SIGN.pattern}[ \t]|~~|{_NUMBER.pattern})", re.IGNORECASE)
 
 
 def bulleted(text: str) -> list[str]:
@@ -200,7 +199,7 @@ def bulleted(text: str) -> list[str]:
     return [_BULLET.sub("", line, count=1) for line in lines]
 
 
-_COUNT = re.compile(rf"(?:^|(?<=\s))(?:{_STEP_WORD}\s)?\(?([1-9]\d?)[.):]\s", re.IGNORECASE)
+_COUNT = pattern(rf"(?:^|(?<=\s))(?:{_STEP_WORD}\s)?\(?([1-9]\d?)[.):]\s", re.IGNORECASE)
 
 
 def _numbered(line: str) -> list[str]:
@@ -216,11 +215,11 @@ def _numbered(line: str) -> list[str]:
 # Sentences that say how far the steps are.
 
 _TO = r"[ ]?(?:[-–,&]|and|to|through|und|bis|et|à|y|a|e)[ ]?"
-_NUMBERS = re.compile(rf"(?i){_STEP_WORD}[ ]?#?(\d{{1,3}}(?:{_TO}(?:{_STEP_WORD}[ ]?)?#?\d{{1,3}})*)")
+_NUMBERS = pattern(rf"(?i){_STEP_WORD}[ ]?#?(\d{{1,3}}(?:{_TO}(?:{_STEP_WORD}[ ]?)?#?\d{{1,3}})*)")
 _COUNTS = {"first": 1, "second": 2, "third": 3, "fourth": 4, "two": 2, "three": 3, "four": 4, "five": 5}
-_WORDED = re.compile(rf"(?i)(?<!of )\b(?:first )?({'|'.join(_COUNTS)}) step(s?)\b")
-_RANGE, _SHARE = re.compile(r"(?<=\d)[ ]?[-–][ ]?(?=\d)"), re.compile(r"\b\d{1,3} ?(?:/|of) ?\d{1,3}\b")
-_CLAUSE = re.compile(rf"(?i),[ ](?!\d)|(?<!\d)[ ](?:and|but|while|und|aber)[ ](?=(?:the[ ])?{_STEP_WORD}[ ]?#?\d)")
+_WORDED = pattern(rf"(?i)(?<!of )\b(?:first )?({'|'.join(_COUNTS)}) step(s?)\b")
+_RANGE, _SHARE = pattern(r"(?<=\d)[ ]?[-–][ ]?(?=\d)"), pattern(r"\b\d{1,3} ?(?:/|of) ?\d{1,3}\b")
+_CLAUSE = pattern(rf"(?i),[ ](?!\d)|(?<!\d)[ ](?:and|but|while|und|aber)[ ](?=(?:the[ ])?{_STEP_WORD}[ ]?#?\d)")
 
 
 def progress_in(text: str) -> tuple[str, dict[str, Any]]:
@@ -248,9 +247,9 @@ def progress_in(text: str) -> tuple[str, dict[str, Any]]:
 
 # Headings, labels and lists.
 
-_TAG = re.compile(r"<(/?)([A-Za-z_][\w -]{0,40})>|/\*([A-Z_ ]{3,30})\*/")
-_HEADING = re.compile(r"(#{1,6})[ \t]{1,8}(\S.*)")
-_LABEL = re.compile(r"([^\s:：|\"'{}\[\]][^:：|]{0,48})[:：](?!//)(.*)")
+_TAG = pattern(r"<(/?)([A-Za-z_][\w -]{0,40})>|/\*([A-Z_ ]{3,30})\*/")
+_HEADING = pattern(r"(#{1,6})[ \t]{1,8}(\S.*)")
+_LABEL = pattern(r"([^\s:：|\"'{}\[\]][^:：|]{0,48})[:：](?!//)(.*)")
 _MOST_HEADINGS, _LABEL_LEVEL, _ITEM_LEVEL = 6, 7.0, 8.0
 
 

@@ -142,7 +142,7 @@ def _is_of_another(places: Sequence[int], value: int, ignored: frozenset[str], t
     return False
 
 
-@lru_cache(maxsize=2_000)
+@lru_cache(maxsize=500)
 def _fact_of(text: str) -> _Fact | None:
     """The fact that a statement tells; None of a question, and where no verb is known for one of the present."""
     tokens = _tokens(text)
@@ -164,7 +164,7 @@ def _fact_of(text: str) -> _Fact | None:
     return _Fact(values, subject - _listed("spare"), tokens[verb], tokens)
 
 
-@lru_cache(maxsize=2_000)
+@lru_cache(maxsize=500)
 def _tokens(text: str) -> tuple[_Token, ...]:
     tokens = list[_Token]()
     for match in _pattern("value").finditer(text):

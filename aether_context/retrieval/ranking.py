@@ -15,17 +15,18 @@ from typing import NamedTuple
 from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
 from aether_context.policy import RetrievalSettings
 from aether_context.redaction import masker
+from aether_context.text.patterns import pattern
 from aether_context.text.shorten import sentences
 
-_WORD = re.compile(r"[^\W_]+")
+_WORD = pattern(r"[^\W_]+")
 _POOR_MATCH, _GOOD_MATCH = 0.1, 0.4
 """The similarity of a memory that hardly has to do with what is asked, and about what the best match reaches, in
 meaning as in all that a ranking adds up."""
-_LASTING = re.compile(
+_LASTING = pattern(
     r"(?i)\b(?:always|never|allerg\w*|prefer\w*|immer|niemals|toujours|jamais|siempre|nunca|alérgic\w*)\b|总是|过敏|必ず"
 )
 """A word of what holds whatever is asked. A memory with one passes the floor, though not the other memories."""
-_SIGNED = re.compile(r"(?s)(?:([^\W\d]\w{0,60}): (?=\S))?(.*)")
+_SIGNED = pattern(r"(?s)(?:([^\W\d]\w{0,60}): (?=\S))?(.*)")
 LEAST_QUOTED = 12
 """Characters; what is shorter stands in other text by chance."""
 _RANKS: dict[CandidateKind, int] = {"preference": 0, "app_note": 1, "": 2}
@@ -272,12 +273,12 @@ def asking_words(text: str) -> str:
     return "\n".join((text[:_EDGE], "\n".join(dict.fromkeys(asking))[:_ASKED_CHARACTERS], text[-_EDGE:]))
 
 
-_MANY = re.compile(
+_MANY = pattern(
     r"\b(?:all|altogether|each|every|everything|list|order|overall|sequence|summar\w+|throughout|timeline|total)\b",
     re.IGNORECASE,
 )
 _SAID = r"(?:ask|br(?:ing|ought)|discuss|mention|rais|said|say|talk|tell|told|start|begin|began)"
-_ORDER = re.compile(
+_ORDER = pattern(
     rf"""\b(?:in\ (?:what|which)\ order|order\ (?:in\ which|that)\ (?:I|we|you) | en\ qu[eé]\ orden | dans\ quel\ ordre
       | in\ welcher\ reihenfolge)\b
     | \b(?:chronolog\w*|sequence|timeline)\W+(?:(?:for|in|of)\W+)?(?:all|everything|how|what|when|which)\b
@@ -295,7 +296,7 @@ _ORDER = re.compile(
 )
 """In a question for the order of what was said, or for the first of it, which nearness alone does not answer."""
 _ASKED_WITHIN = 1_000
-_CLAUSE_END, _MOST_CLAUSES = re.compile(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 9
+_CLAUSE_END, _MOST_CLAUSES = pattern(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 9
 _TIMES_MANY, _TIMES_ORDER, _FLOOR_OF_TURNS = 3, 6, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
@@ -386,7 +387,7 @@ def searched(text: str) -> str:
     return "" if _SMALL_TALK.issuperset(words) else text
 
 
-_GREETING = re.compile(
+_GREETING = pattern(
     r"""\b(?:
     (?:aw+|bye|congrat\w*|dear|ha(?:ha)+|hello|hey|hi|oh|oops|thanks|thank\ you|whoa|woo\w*|wow|yay|yeah|yep)\b
       (?:,?\ [A-Z]\w+(?=,?\ [a-z]|[,.!?]|$))?
@@ -400,12 +401,12 @@ _GREETING = re.compile(
     """,
     re.VERBOSE | re.IGNORECASE,
 )
-_PRAISE = re.compile(
+_PRAISE = pattern(
     r"""\b(?:adorable|amazing|appreciate\w*|awesome|beautiful|blessed|cool|congrat\w*|cute|excit\w+|fantastic|fun|glad|
     great|happy|incredible|inspir\w+|lovely|lucky|nice|priceless|proud|sorry|stoked|sweet|thankful|wonderful|wow)\b""",
     re.VERBOSE | re.IGNORECASE,
 )
-_TELLING = re.compile(
+_TELLING = pattern(
     r"""\d | (?<=[\w)]\ )(?!I\b)[A-ZÀ-ÞΑ-ΩА-Я]\w | \b(?i:
     (?:mon|tues|wednes|thurs|fri|satur|sun)day | january | february | april | june | july | august | september
     | october | november | december | yesterday | tomorrow | today | tonight | ago

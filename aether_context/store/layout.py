@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from aether_context.store.files import File
 from aether_context.store.pack_file import GZIP_ENDING, LOG, MANIFEST, SEGMENT
 from aether_context.text.entities import SCHEME
+from aether_context.text.patterns import pattern
 
 Kind: TypeAlias = Literal[
     "pack", "segment", "turns", "message", "record", "forgotten", "evidence", "summary", "calibration", "artifact",
@@ -31,23 +32,23 @@ _TIME = r"\d{8}T\d{6}\.\d{6}Z"
 _WORDS = r"(_[A-Za-z0-9-]{1,24}){0,2}"
 _PACK_ID = rf"pack_{_TIME}{_WORDS}_[0-9a-f]{{8}}(-\d+)?"
 _PACK = rf"{_SESSION}/packs/{_PACK_ID}"
-_ID = re.compile(_PACK_ID)
-_ADDRESS = re.compile(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
+_ID = pattern(_PACK_ID)
+_ADDRESS = pattern(rf"packs/({_PACK_ID})/{re.escape(MANIFEST)}")
 _FORMS: dict[Kind, re.Pattern[str]] = {
-    "pack": re.compile(rf"{_PACK}/{re.escape(MANIFEST)}"),
-    "segment": re.compile(rf"{_SESSION}/{LOG}/{SEGMENT.pattern}"),
-    "turns": re.compile(
+    "pack": pattern(rf"{_PACK}/{re.escape(MANIFEST)}"),
+    "segment": pattern(rf"{_SESSION}/{LOG}/{SEGMENT.pattern}"),
+    "turns": pattern(
         rf"{_SESSION}/turns/[0-9a-f]{{16}}/\d{{6,}}(-\d{{8,}}){{2}}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"
     ),
-    "message": re.compile(rf"{_SESSION}/messages/[0-9a-f]{{16}}\.txt"),
-    "record": re.compile(rf"{_SESSION}/evidence/[0-9a-f]{{16}}\.json"),
-    "forgotten": re.compile(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),
-    "evidence": re.compile(rf"{_USER}/evidence/([0-9a-f])/\1[0-9a-f]{{63}}\.bin"),
-    "summary": re.compile(rf"{_USER}/summaries/([0-9a-f])/\1[0-9a-f]{{63}}\.txt"),
-    "calibration": re.compile(rf"{_USER}/calibration/{_NAME}-[0-9a-f]{{8}}\.json"),
-    "index": re.compile(rf"{_USER}/index/{_TIME}-{_TIME}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"),
-    "artifact": re.compile(rf"{_USER}/({_NAME}/)?artifacts/{_NAME}/(0|[1-9]\d{{0,17}})"),
-    "name": re.compile(rf"(?:{_NAME}/){{0,2}}{_STUB}/name\.json|{_USER}/(?:{_NAME}/)?artifacts/{_STUB}/name\.json"),
+    "message": pattern(rf"{_SESSION}/messages/[0-9a-f]{{16}}\.txt"),
+    "record": pattern(rf"{_SESSION}/evidence/[0-9a-f]{{16}}\.json"),
+    "forgotten": pattern(rf"{_SESSION}/{re.escape(FORGOTTEN)}"),
+    "evidence": pattern(rf"{_USER}/evidence/([0-9a-f])/\1[0-9a-f]{{63}}\.bin"),
+    "summary": pattern(rf"{_USER}/summaries/([0-9a-f])/\1[0-9a-f]{{63}}\.txt"),
+    "calibration": pattern(rf"{_USER}/calibration/{_NAME}-[0-9a-f]{{8}}\.json"),
+    "index": pattern(rf"{_USER}/index/{_TIME}-{_TIME}-[0-9a-f]{{8}}{re.escape(GZIP_ENDING)}"),
+    "artifact": pattern(rf"{_USER}/({_NAME}/)?artifacts/{_NAME}/(0|[1-9]\d{{0,17}})"),
+    "name": pattern(rf"(?:{_NAME}/){{0,2}}{_STUB}/name\.json|{_USER}/(?:{_NAME}/)?artifacts/{_STUB}/name\.json"),
 }
 
 

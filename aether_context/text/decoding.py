@@ -17,25 +17,26 @@ from contextlib import suppress
 from pydantic_core import from_json
 
 from aether_context.canonical import JSON, plain
+from aether_context.text.patterns import pattern
 
-_NOT_PLAIN = re.compile(r"[^ -~]")
+_NOT_PLAIN = pattern(r"[^ -~]")
 _UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 _MOST_LAYERS = 4
 _MOST_PYTHON = 400_000
-_ANSI = re.compile(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
-_TEXT_CONTENT = re.compile(r"TextContent\(type='text', text=")
-_ENVELOPE = re.compile(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
-_TEXT_ITEM = re.compile(r'\{\s?"type":\s?"text",\s?"text":\s?(?=")')
-_JSON_TEXT = re.compile(r'"(?:[^"\\\n]|\\.)*')
-_CUT_ESCAPE = re.compile(r'(?<!\\)\\(?:u[0-9a-fA-F]{0,3}|[^"\\/bfnrtu].*)?$')
-_LITERAL = re.compile(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
-_ESCAPE = re.compile(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
+_ANSI = pattern(r"\x1b(?:\[[0-?]*[ -/]*[@-~]|\][^\x07\x1b]{0,2000}(?:\x07|\x1b\\)|[@-Z\\-_])")
+_TEXT_CONTENT = pattern(r"TextContent\(type='text', text=")
+_ENVELOPE = pattern(r"(?:meta=\S+ )?(?:structuredContent=\S+ )?content=\[TextContent\(type='text', text=")
+_TEXT_ITEM = pattern(r'\{\s?"type":\s?"text",\s?"text":\s?(?=")')
+_JSON_TEXT = pattern(r'"(?:[^"\\\n]|\\.)*')
+_CUT_ESCAPE = pattern(r'(?<!\\)\\(?:u[0-9a-fA-F]{0,3}|[^"\\/bfnrtu].*)?$')
+_LITERAL = pattern(r"""'((?:[^'\\]|\\.)*)(?:'|\\?\Z)|"((?:[^"\\]|\\.)*)(?:"|\\?\Z)""", re.DOTALL)
+_ESCAPE = pattern(r"\\(?:x([0-9a-fA-F]{2})|u([0-9a-fA-F]{4})|U([0-9a-fA-F]{8})|(.))", re.DOTALL)
 _LETTERS = {"\n": "", "n": "\n", "t": "\t", "r": "\r", "b": "\b", "f": "\f", "a": "\a", "v": "\v", "0": "\0"}
-_ODD_ESCAPE = re.compile(r"\\[^\\'\"nrtuxU]")
-_STRING_LINE = re.compile(r'^([ \t]*(?:"[^"\n]*"[ ]?:[ ]?)?")(.*)("[ ]?,?)$', re.MULTILINE)
-_QUOTE = re.compile(r'(?<!\\)"')
+_ODD_ESCAPE = pattern(r"\\[^\\'\"nrtuxU]")
+_STRING_LINE = pattern(r'^([ \t]*(?:"[^"\n]*"[ ]?:[ ]?)?")(.*)("[ ]?,?)$', re.MULTILINE)
+_QUOTE = pattern(r'(?<!\\)"')
 """A line of JSON that is a text, and in it what its writer forgot to escape: a quote, as of inches."""
-_NUMBER = re.compile(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
+_NUMBER = pattern(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
 """A string, which is left as it is, or a number."""
 
 
@@ -82,7 +83,7 @@ def escaped(text: str, kept: str = "") -> str:
 
 _FLAG = "\U0001f3f4[\U000e0030-\U000e0039\U000e0061-\U000e007a]{3,6}\U000e007f"
 _CONTROLS = "\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f"
-_HIDDEN = re.compile(f"{_FLAG}|[{_CONTROLS}\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
+_HIDDEN = pattern(f"{_FLAG}|[{_CONTROLS}\u202a-\u202e\u2066-\u2069\ud800-\udfff\U000e0000-\U000e007f]")
 """Flags of regions, which are left; else a control, a mark that reorders text, half of a surrogate pair, or a tag that
 nobody sees."""
 

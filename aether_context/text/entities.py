@@ -29,6 +29,7 @@ from aether_context.pack import Content, with_content
 from aether_context.text import Counts
 from aether_context.text.json_lines import NUMBER, is_id, is_label, is_number, leaves, read
 from aether_context.text.pairing import pair_results
+from aether_context.text.patterns import pattern
 
 Rank: TypeAlias = Literal["used", "written", "seen"]
 RANKS: tuple[Rank, ...] = ("used", "written", "seen")
@@ -51,11 +52,11 @@ _EVIDENCE_PREFIX = f"{SCHEME}evidence/"
 ADDRESS_SHARE = 0.34
 """Tokens for addresses in addition to those for other entities, as a share of these. An address is as long as six
 entities."""
-_ADDRESS = re.compile(rf"{_EVIDENCE_PREFIX}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
-_TELLING = re.compile(r"[\d/\\_@]")
-_NAMES_RECORD = re.compile(r"[\d/@]")
+_ADDRESS = pattern(rf"{_EVIDENCE_PREFIX}[0-9a-f]{{16}}\.[a-z]{{2,4}}")
+_TELLING = pattern(r"[\d/\\_@]")
+_NAMES_RECORD = pattern(r"[\d/@]")
 _MARKS = "@#$~.+:%&?=-"
-_ENTITY = re.compile(
+_ENTITY = pattern(
     r"""
       (?:[A-Za-z][A-Za-z.?-]*+                              # words that are neither entity nor key, in one step
       (?![\w@#$~/+:%&=] | ["']?[ ]?[:=])[^\w@#$~./+:%&?=\\-]*+)++
@@ -67,22 +68,22 @@ _ENTITY = re.compile(
     """,
     re.VERBOSE,
 )
-_WORD = re.compile(r"[^\W_]+")
+_WORD = pattern(r"[^\W_]+")
 _FEWEST_ASKED = 5
 """Records of which the user's words name a number, from which on their other fields give way to it in a table: with it
 16 of 16 look-ups have all values, without it 15."""
-_FIELD = re.compile(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
-_JSON_KEY = re.compile(r"""["']\s?:""")
-_AMOUNT = re.compile(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
-_ESCAPED = re.compile(r"""(?<!\\)\\+(["'])""")
+_FIELD = pattern(r"\s*[\"']?(?P<key>[^\W\d][\w-]{0,40})[\"']?\s?[:=](?!/)")
+_JSON_KEY = pattern(r"""["']\s?:""")
+_AMOUNT = pattern(rf"[+-]?{NUMBER}(?:%|ms|s|px|[kKMGT]i?B?)?")
+_ESCAPED = pattern(r"""(?<!\\)\\+(["'])""")
 _LONGEST_VALUE = 48
 """Characters of the longest text that is listed with its key. A longer name, mostly a path or a web address, takes the
 room of five and comes behind all others. So requests hold 187 of 321 values that recorded runs of Toolathlon go on to
 use, and 180 where a long name keeps the place of its rank."""
-_SEPARATED = re.compile(r"[,;:] |\n")
-_TITLED = re.compile(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
+_SEPARATED = pattern(r"[,;:] |\n")
+_TITLED = pattern(r"\W{0,8}((?:[^\W\d_][\w.'-]*\ ){1,4}[^\W\d_][\w.'-]*)\ ?[(\[]")
 """A name before the bracket with the id of its record."""
-_KEY_BEFORE = re.compile(r"([^\W\d][\w-]{0,40})[\"']?\s?[:=]\s?[\"']?$")
+_KEY_BEFORE = pattern(r"([^\W\d][\w-]{0,40})[\"']?\s?[:=]\s?[\"']?$")
 _KEY_END = frozenset(":=")
 """A key that ends where its value begins; one of these is among the last three characters."""
 

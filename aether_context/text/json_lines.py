@@ -20,6 +20,7 @@ from typing import NamedTuple
 
 from aether_context.canonical import JSON, in_pieces
 from aether_context.text.decoding import decoded, read_json, read_python
+from aether_context.text.patterns import pattern
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
 _MOST_CHARACTERS = 400_000
@@ -210,25 +211,25 @@ def _as_table(value: JSON) -> dict[str, JSON] | None:
 # Scalars with the records that they belong to.
 
 NUMBER = r"(?:\d{1,3}(?:[.,]\d{3})+(?:[.,]\d+)?|\d+(?:[.,]\d+)?(?:[eE][+-]?\d+)?)"
-_NUMERIC = re.compile(rf"[+-]?[$€£¥]?\s?{NUMBER}\s?(?:%|[A-Z]{{3}}|[$€£¥])?|[A-Z]{{3}}\s[+-]?{NUMBER}")
-_DATE = re.compile(r"\d{4}-\d\d(?:-\d\d)?(?:[T ].*)?|\d{1,4}[./]\d{1,2}[./]\d{1,4}|\d{1,2}:\d\d(?::\d\d)?.*")
-_COLOUR = re.compile(r"#[0-9a-fA-F]{6}")
-_TELLING = re.compile(r"[\d/@]")
-_ID = re.compile(
+_NUMERIC = pattern(rf"[+-]?[$€£¥]?\s?{NUMBER}\s?(?:%|[A-Z]{{3}}|[$€£¥])?|[A-Z]{{3}}\s[+-]?{NUMBER}")
+_DATE = pattern(r"\d{4}-\d\d(?:-\d\d)?(?:[T ].*)?|\d{1,4}[./]\d{1,2}[./]\d{1,4}|\d{1,2}:\d\d(?::\d\d)?.*")
+_COLOUR = pattern(r"#[0-9a-fA-F]{6}")
+_TELLING = pattern(r"[\d/@]")
+_ID = pattern(
     r"(?:.*[_\-. ])?(?:id|uuid|guid|key|number|num|no|nr|code|sku|ref|reference|symbol|ticker|slug|path|file|filename"
     r"|url|uri|email|isbn|iban|login|username)s?",
     re.IGNORECASE,
 )
-_CAMEL_ID = re.compile(r".*[a-z0-9](?:Id|ID|Uuid|Key|Number|No|Code|Sku|Ref|Path|File|Url|Uri|Email)s?")
-_NO_ID = re.compile(
+_CAMEL_ID = pattern(r".*[a-z0-9](?:Id|ID|Uuid|Key|Number|No|Code|Sku|Ref|Path|File|Url|Uri|Email)s?")
+_NO_ID = pattern(
     r"(?:status|error|exit|return|response|country|currency|language|lang|postal|zip|area|page|line|total|phone)"
     r"[_\-. ]?(?:code|number|no|key|num)s?",
     re.IGNORECASE,
 )
-_NAME = re.compile(r"(?:.*[_\-. ])?(?:name|title|label|subject)|.*[a-z](?:Name|Title)", re.IGNORECASE)
+_NAME = pattern(r"(?:.*[_\-. ])?(?:name|title|label|subject)|.*[a-z](?:Name|Title)", re.IGNORECASE)
 _ANSWERS = ("", "result")
 """Where a call's answer stands in its response."""
-_JSON_START = re.compile(r"\{\s*\"|\[\s*[\[{\"]")
+_JSON_START = pattern(r"\{\s*\"|\[\s*[\[{\"]")
 _LONGEST_LABEL, _LONGEST_KEY, _LONGEST_RECORD = 60, 40, 100
 _FEWEST, _MOST = 3, 60
 """Fewest and most characters of a number that is listed."""

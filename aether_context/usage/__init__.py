@@ -323,6 +323,11 @@ class TokenLedger:
         self._open: LRUCache[tuple[str, str], _Open] = LRUCache(256)
         self._latest: deque[_Counted] = deque(maxlen=256)
 
+    @property
+    def size(self) -> int:
+        """The bytes that it takes, about."""
+        return 3_000 + 150 * len(self._latest) + 500 * sum(map(len, self._spent.values()))
+
     def estimate(self, input_tokens: int, *, output_limit: int | None = None) -> CallUsage:
         """The expected usage of a call, without its cost: without an ``output_limit`` the session's p90 of output, 0
         before the first answer; all input is uncached."""

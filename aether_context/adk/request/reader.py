@@ -32,8 +32,8 @@ from aether_context.tokens.model_limits import calls_functions
 
 _DEEPEST = 100
 _CLIENT_ID = "adk-"
-_MOST_READ, _LEAST_READ = 2_000_000, 500
-"""Characters of the contents that are remembered, about 10 MB, and what each counts at least."""
+_MOST_READ, _LEAST_READ = 1_000_000, 500
+"""Characters of the contents that are remembered, about 3 MB, and what each counts at least."""
 _ONLY_TEXT, _ONLY_CALL = {"text"}, {"function_call"}
 _TEXTS = frozenset({str, type(None)})
 _NONE = types.FunctionCallingConfigMode.NONE
