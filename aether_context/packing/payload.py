@@ -390,7 +390,10 @@ _words_of: SharedLRU[str, frozenset[str]] = SharedLRU(100_000, lambda words: 1 +
 
 
 def _words(text: str) -> frozenset[str]:
-    return _words_of.get_or_put(text, lambda text: frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text))))
+    if (words := _words_of.get(text)) is None:
+        words = frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
+        _words_of.put(text, words)
+    return words
 
 
 def offloaded_to(content: Content) -> str:

@@ -470,8 +470,11 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
     while draft.history.forms.get(last + 1) == ContentForm("left_out", "transfer"):
         last += 1
     count = max(previous.cut_count, request.positions[last] + 1)
-    kept_positions = (position for item in draft.history.items if (position := request.positions[item.origin]) < count)
-    next_epoch = replace(next_epoch, kept=as_ranges(list(kept_positions)))
+    told = {item.origin for item in draft.history.items if item.form == "told"}
+    exchanges = [unit.indices for unit in units(request.contents) if not told.isdisjoint(unit.indices)] if told else []
+    live_origins = {item.origin for item in draft.history.items}.union(*exchanges)
+    kept_positions = (position for origin in live_origins if (position := request.positions[origin]) < count)
+    next_epoch = replace(next_epoch, kept=as_ranges(kept_positions))
     if request.positions[last] + 1 < count:
         return next_epoch
     # The last content cut may be a short answer that occurs twice, so a few before it are remembered, too.

@@ -73,6 +73,15 @@ def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
         done.chat.replays()
 
 
+def test_what_is_told_beside_a_cut_is_no_rewritten_history() -> None:
+    with run("claude", of_turns(*[CALL] * 6, turns=5), window=5_000) as done:
+        manifests = done.chat.manifests()
+    told = [row for manifest in manifests for row in manifest.rows if row.form == "told"]
+    assert told
+    assert sum(bool(manifest.epoch_reason == "high_water") for manifest in manifests) > 2
+    assert {manifest.degradations for manifest in manifests} == {()}
+
+
 @pytest.mark.parametrize("strategy", ["heads_tails", "sliding_turns", "stable_prefix", "summarize", "none"])
 @pytest.mark.rows(2)
 def test_every_strategy_takes_them(strategy: str) -> None:
