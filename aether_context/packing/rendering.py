@@ -470,8 +470,8 @@ def _epoch(draft: Draft, reason: EpochReason | None) -> Epoch:
     while draft.history.forms.get(last + 1) == ContentForm("left_out", "transfer"):
         last += 1
     count = max(previous.cut_count, request.positions[last] + 1)
-    told = {item.origin for item in draft.history.items if item.form == "told"}
-    exchanges = [unit.indices for unit in units(request.contents) if not told.isdisjoint(unit.indices)] if told else []
+    flat = {item.origin for item in draft.history.items if item.form == "told"}
+    exchanges = [unit.indices for unit in units(request.contents) if not flat.isdisjoint(unit.indices)] if flat else []
     live_origins = {item.origin for item in draft.history.items}.union(*exchanges)
     kept_positions = (position for origin in live_origins if (position := request.positions[origin]) < count)
     next_epoch = replace(next_epoch, kept=as_ranges(kept_positions))
