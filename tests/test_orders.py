@@ -96,6 +96,8 @@ def test_lines_under_a_heading_are_orders_each():
     [
         ("Never push to main.", "You can push to main now."),
         ("No emojis please", "You may use emojis again."),
+        ("Never drop the table.", "You can drop the table now."),
+        ("Always revert failed migrations.", "You no longer need to revert failed migrations."),
         ("Always use metric units.", "Forget what I said about metric units."),
         ("Always use tabs.", "Forget all my rules."),
         ("Nie auf main pushen!", "Du darfst jetzt auf main pushen."),
@@ -172,6 +174,8 @@ def test_a_new_value_of_the_same_kind_ends_the_old_one(order: str, sentence: str
         ("Write all amounts in dollars from now on.", "Use euros instead."),
         ("Always add a summary at the end.", "Drop the summary."),
         ("Never drop the summary.", "Drop the summary."),
+        ("No emojis please.", "Drop the emojis."),
+        ("Keine Witze.", "Schluss mit den Witzen."),
         ("Do not deploy on Fridays.", "The ban on Friday deploys is lifted."),
         ("Always cite your sources.", "Scrap the sources."),
         ("From now on use tabs for indentation.", "Revert to spaces for indentation."),

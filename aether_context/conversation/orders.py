@@ -262,17 +262,23 @@ def _effect(order: str, sentence: str, uses: Set[str]) -> str:
         later.kinds
     ):  # as of most pairs: each order is compared with each sentence
         return "replaces" if about and about == _subject(sentence, language) else ""
-    lifted = list[Set[str]]()
+    lifted, is_taken = list[Set[str]](), False
     # "You can push to main" lifts a ban, "you need not push to main" lifts none.
-    if not uses.isdisjoint({"lifts", "permits" if earlier.negates else "frees"}):
+    undoing = {"lifts", "permits" if earlier.negates else "frees"}
+    is_own = any(word in order.casefold() for word in rule("takes").findall(sentence.casefold()))
+    if not uses.isdisjoint(undoing):
         words = rule("takes").sub(" ", sentence)
+        is_taken = _uses(words.replace("’", "'")).isdisjoint(undoing)
+        # "Never drop the table" ends where one can be dropped.
+        words = sentence if is_own and not is_taken else words
         lifted = [_subject(clause, language) for clause in (words, *_CLAUSE.split(words))]
     if about and about in lifted[:1]:
         limit = rule("limits").search(sentence)
-        return "touches" if limit is not None and limit[0].casefold() not in order.casefold() else "lifts"
+        is_limited = limit is not None and limit[0].casefold() not in order.casefold()
+        # "No emojis" does not end by "drop the emojis", nor "never drop the table" where one is dropped.
+        return "touches" if is_limited or (is_taken and earlier.negates) else "lifts"
     if about and about == _subject(sentence, language) and uses.isdisjoint({"permits", "frees"}):
-        taking = rule("takes").search(sentence)  # "Never drop the table" does not end where one is dropped
-        return "touches" if taking is not None and taking[0].casefold() in order.casefold() else "replaces"
+        return "touches" if is_own and earlier.negates is not later.negates else "replaces"
     is_touched = any(clause and _is_near(clause, about) for clause in lifted)
     # A ban goes on beside a wish: "never answer in French", "answer in German".
     kinds = earlier.scopes.keys() & later.scopes.keys() if earlier.negates is later.negates else ()
