@@ -418,3 +418,22 @@ def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_event
     assert known == [False, True, True, True]
     chat.say("hello again", session="s0")
     assert totals(chat, "s0").total_tokens == 9 * CALL
+
+
+def test_a_session_whose_ledger_was_forgotten_while_its_model_answered_keeps_its_limits(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aether_context.adk.usage._MOST_LEDGER_BYTES", 9_000)
+    sessions = [f"s{at}" for at in range(6)]
+    chat = Chat(script=["ok"] * 50)
+
+    async def say() -> None:
+        await asyncio.gather(*(chat.tell("hello", session=session) for session in sessions))
+
+    for _ in range(4):
+        asyncio.run(say())
+    spent = []
+    for session in sessions:
+        chat.say("hello", session=session)
+        spent.append(totals(chat, session).total_tokens)
+    assert spent == [5 * CALL] * 6

@@ -22,7 +22,7 @@ from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
-from aether_context.adk.call import Caller, ModelCall, SessionKey, session_key
+from aether_context.adk.call import Caller, ModelCall, SessionKey, caller_of, session_key
 from aether_context.adk.request.sessions import AgentSession
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
@@ -211,6 +211,9 @@ class Ledgers:
         branch, invocation = context.branch or "", context.invocation_id
         with self._lock:
             session = self._session(key)
+            if not session.last_event:  # it was forgotten while the model answered
+                session.caller = caller_of(key)
+                _resume(session, context.session.events)
             begun = session.calls.get((branch, agent))
             if begun is None or begun.invocation != invocation:
                 if context.get_invocation_context().live_request_queue is not None:
