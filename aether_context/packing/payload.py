@@ -385,15 +385,15 @@ _LEAST_WORDS = 5
 _JSON_SPACE = re.compile(r"\\[nrt]")
 
 
-_words_of: SharedLRU[str, frozenset[str]] = SharedLRU(100_000, lambda words: 1 + len(words))
-"""Bounded by words, of about 100 bytes with their text: results may be long."""
+_words_of: SharedLRU[str, tuple[frozenset[str], int]] = SharedLRU(100_000, lambda entry: 2 + len(entry[0]) + entry[1])
+"""The words of a text, and hundreds of its characters. Each counts as about 100 bytes: results may be long."""
 
 
 def _words(text: str) -> frozenset[str]:
-    if (words := _words_of.get(text)) is None:
-        words = frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text)))
-        _words_of.put(text, words)
-    return words
+    if (entry := _words_of.get(text)) is None:
+        entry = frozenset(re.findall(r"\w+", _JSON_SPACE.sub(" ", text))), len(text) // 100
+        _words_of.put(text, entry)
+    return entry[0]
 
 
 def offloaded_to(content: Content) -> str:
