@@ -332,6 +332,19 @@ def test_the_same_of_somebody_or_something_else_ends_no_memory(older: str, later
     assert corrects(later, older)
 
 
+@pytest.mark.parametrize(
+    ("older", "later", "question"),
+    [
+        ("I have a dog.", "I no longer have a dog.", "Do I have a dog?"),
+        ("I use a Mac at home.", "I finally sold it: I don't use a Mac now.", "Do I use a Mac at home?"),
+        ("Anna works at Siemens.", "She no longer works at Siemens.", "Who works at Siemens?"),
+    ],
+)
+def test_what_somebody_says_of_the_same_in_other_words_ends_a_memory(older: str, later: str, question: str) -> None:
+    chat = corrected(("user", older, EARLIER), ("user", later, LATER), question=question)
+    assert f"- 2 January 2026 until 3 May 2026, user: {older}" in memory_section(chat)
+
+
 PAIRS = [
     ("I live in Berlin.", "I moved to Hamburg.", True), ("I live in Berlin.", "I no longer live in Berlin.", True),
     ("I am a vegetarian.", "Since last month I eat fish.", True),

@@ -73,10 +73,11 @@ def is_about_another(later: str, older: str) -> bool:
     if fact is None or new_fact is None:
         return False
     words, new_words = _content(fact.tokens) | _listed("now"), _content(new_fact.tokens)
-    doers = (_content(statement.tokens[: statement.tokens.index(statement.verb)]) for statement in (fact, new_fact))
-    doer, new_doer = (terms_in_front - _listed("now", "speakers") for terms_in_front in doers)
+    fronts = [statement.tokens[: statement.tokens.index(statement.verb)] for statement in (fact, new_fact)]
+    doer, new_doer = (_content(front) - _listed("now", "speakers") for front in fronts)
+    is_another = not new_doer & words and not all(_listed("speakers") & _words(front) for front in fronts)
     is_same_verb = not doer or fact.verb.content == new_fact.verb.content
-    if is_same_verb and new_doer and not new_doer & words and new_fact.verb.value not in _listed("unique"):
+    if new_doer and is_another and is_same_verb and new_fact.verb.value not in _listed("unique"):
         return True  # "I weigh 82 kg", "my bike weighs 9 kg"
     if fact.subject <= new_words:
         places = [at for at, token in enumerate(new_fact.tokens) if token.content & fact.subject]
@@ -123,7 +124,8 @@ def _has_another(kind: str, fact: _Fact, tokens: Sequence[_Token], text: str) ->
 
 
 def _is_of_another(places: Sequence[int], value: int, ignored: frozenset[str], tokens: Sequence[_Token]) -> bool:
-    """Tells whether a subject is somebody else's, or has a word beside it that makes it another one."""
+    """Tells whether a subject is somebody else's, or has a word beside it that makes it another one; where it has a new
+    ``value``, so does "a" behind a verb."""
     articles = _listed("articles", "any")
     for at in places:
         links = [token for token in tokens[at + 1 : at + 4] if token.value not in articles]
@@ -134,7 +136,7 @@ def _is_of_another(places: Sequence[int], value: int, ignored: frozenset[str], t
         word, is_first = tokens[front], front == 0 or tokens[front - 1].kind == "end"
         is_beside = is_first or tokens[front - 1].value in articles or word.value.endswith(("'s", "’s"))
         if (front != value and is_beside and word.content - ignored) or (
-            at > 1 and tokens[at - 1].value in _listed("any") and tokens[at - 2].value in _listed("states")
+            value and at > 1 and tokens[at - 1].value in _listed("any") and tokens[at - 2].value in _listed("states")
         ):
             return True
         if word.value in _listed("theirs") or (at == places[0] and word.value in _listed("under")):
