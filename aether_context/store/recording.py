@@ -275,8 +275,7 @@ def _of_result(pack: Pack) -> dict[str, Any]:
     """The fields of a manifest that say what was made of it, and what became of that."""
     from aether_context.store.manifest import ToolScope
 
-    verdict, tokens = pack.verdict, pack.tokens
-    validity_before = pack.source.validity
+    verdict, tokens, validity_before = pack.verdict, pack.tokens, pack.source.validity
     return {
         **values_of(verdict, "validity", "invalid_reason", "evidence_needed"),
         **values_of(pack, "epoch_reason", "prefix"),
@@ -326,14 +325,13 @@ def _of_chain(chain: Tip, pack: Pack, logged: _Logged, new_counts: Mapping[str, 
     from aether_context.store.manifest import ContentList
 
     of_contents = pack.rows[: len(pack.source.request.contents)]
-    of_candidates = pack.rows[len(of_contents) :]
     with_count = {short(row.hash, 16) for row in of_contents}
     epoch, epoch_before = _without_texts(pack.epoch)[0], _without_texts(pack.source.epoch)[0]
-    added = tuple(content.digest for content in logged.added)
+    added = (content.digest for content in logged.added)
     return {
         "extends": chain.record or None,
-        "contents": ContentList(added=added, ranges=as_ranges(logged.places)),
-        "rows": (*(row for row in of_contents if row_key(row) not in chain.rows), *of_candidates),
+        "contents": ContentList(added=tuple(added), ranges=as_ranges(logged.places)),
+        "rows": (*(row for row in of_contents if row_key(row) not in chain.rows), *pack.rows[len(of_contents) :]),
         "counts": {key: tokens for key, tokens in new_counts.items() if key not in with_count},
         "epoch_number": epoch.number,
         "epoch": epoch,
