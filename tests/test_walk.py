@@ -26,8 +26,8 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 28_890,
-    "code that a call can run": 22_840,
+    "code": 28_940,
+    "code that a call can run": 22_890,
     "homonyms": 0,
     "clauses%": 3.0,
     "vague": 216,
