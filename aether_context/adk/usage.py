@@ -236,7 +236,7 @@ class Ledgers:
         return metadata if begun.passed is None else metadata | {"budget": _recorded(begun.passed)}
 
     def report(self, key: SessionKey) -> LedgerReport | None:
-        """All accounts of a session, None where no call of it was seen."""
+        """All accounts of a session, None where no call of it was seen, or its ledger is forgotten."""
         with self._lock:
             session = self._sessions.get(key)
             return session.ledger.report(self._own.get(key, self.limits)) if session is not None else None

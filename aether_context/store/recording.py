@@ -158,7 +158,12 @@ def record(
     counted = (counter, request.model)
     goes_on = tip is not None and tip.counted == counted and all(event.stage != "cut" for event in pack.events)
     chain = tip if tip is not None and goes_on else Tip(texts=tip.texts if tip is not None else NOTHING)
-    logged, named = _in_log(chain, request), _named(pack, policy)
+    (epoch, texts), (epoch_before, texts_before) = map(_without_texts, (pack.epoch, pack.source.epoch))
+    logged, named, keys = (
+        _in_log(chain, request),
+        _named(pack, policy, texts | texts_before),
+        [*map(row_key, pack.rows)],
+    )
     numbers = {name: chain.texts[name] for name in named.texts if name in chain.texts}
     # What is masked counts what it stands for, which may be another text in a later pack.
     counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}
@@ -171,7 +176,10 @@ def record(
         **_of_input(pack),
         **_of_result(pack),
         **_of_layers(pack),
-        **_of_chain(chain, pack, logged, counts),
+        **_of_chain(chain, pack, logged, keys, counts),
+        epoch_number=epoch.number,
+        epoch=epoch,
+        epoch_before=None if chain.epoch == epoch_before else epoch_before,
         checksum=checksum if sent is None else sent.checksum,
         masked_checksum="" if sent is None else hash_text(request_json(pack)),
         whole_history_breaks=request.rewritten or (tip is not None and tip.host != host),
@@ -198,9 +206,9 @@ def record(
         counted=counted,
         log=logged.log,
         logged=chain.logged + len(logged.added),
-        rows=frozenset(map(row_key, pack.rows)),
+        rows=frozenset(keys),
         counts={**chain.counts, **counts},
-        epoch=manifest.epoch,
+        epoch=epoch,
         host=host,
         began=tip.began if tip is not None else pack.identity.last_event_time,
     )
@@ -224,8 +232,9 @@ def _in_log(chain: Tip, request: Request) -> _Logged:
     return _Logged(places, added, log)
 
 
-def _named(pack: Pack, policy: PackPolicy) -> _Named:
-    """What a record of a pack names in the log; of a policy that records no texts the policy alone."""
+def _named(pack: Pack, policy: PackPolicy, epoch_texts: Mapping[str, str]) -> _Named:
+    """What a record of a pack names in the log, the texts of its epochs among it; of a policy that records no texts the
+    policy alone."""
     source, request = pack.source, pack.source.request
     of_policy = {policy.digest: policy.canonical}
     if policy.record != "full":
@@ -233,8 +242,7 @@ def _named(pack: Pack, policy: PackPolicy) -> _Named:
     shared = {"step": source.step, "instructions": source.instructions, **values_of(request, *OF_REQUEST)}
     setting_text, setting = _written(Setting(wording=tuple(wording_of(source).items()), **shared))
     names = {content.digest: _name_of(content) for content in request.contents if policy.redact}
-    words = _without_texts(pack.epoch)[1] | _without_texts(source.epoch)[1]
-    words |= {hash_text(text): text for text in source.summaries.values()}
+    words = {**epoch_texts, **{hash_text(text): text for text in source.summaries.values()}}
     has_ranked = pack.to_store.chose or pack.to_store.weighed
     candidates = [_plain(candidate) for candidate in source.candidates] if has_ranked else []
     is_offered = bool(candidates or source.problems)
@@ -320,22 +328,21 @@ def _of_layers(pack: Pack) -> dict[str, Any]:
     }
 
 
-def _of_chain(chain: Tip, pack: Pack, logged: _Logged, new_counts: Mapping[str, int]) -> dict[str, Any]:
-    """The fields of a manifest that hold what a chain lacks so far: contents, rows, counts, and the epoch."""
+def _of_chain(
+    chain: Tip, pack: Pack, logged: _Logged, keys: Sequence[str], new_counts: Mapping[str, int]
+) -> dict[str, Any]:
+    """The fields of a manifest that hold what a chain lacks so far: contents, rows by their ``keys``, and counts."""
     from aether_context.store.manifest import ContentList
 
     of_contents = pack.rows[: len(pack.source.request.contents)]
     with_count = {short(row.hash, 16) for row in of_contents}
-    epoch, epoch_before = _without_texts(pack.epoch)[0], _without_texts(pack.source.epoch)[0]
+    new_rows = (row for row, key in zip(of_contents, keys, strict=False) if key not in chain.rows)
     added = (content.digest for content in logged.added)
     return {
         "extends": chain.record or None,
         "contents": ContentList(added=tuple(added), ranges=as_ranges(logged.places)),
-        "rows": (*(row for row in of_contents if row_key(row) not in chain.rows), *pack.rows[len(of_contents) :]),
+        "rows": (*new_rows, *pack.rows[len(of_contents) :]),
         "counts": {key: tokens for key, tokens in new_counts.items() if key not in with_count},
-        "epoch_number": epoch.number,
-        "epoch": epoch,
-        "epoch_before": None if chain.epoch == epoch_before else epoch_before,
     }
 
 
