@@ -264,6 +264,7 @@ class RequestPacker:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
         prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, session))
         prepared = await self._parts.recall.rank(prepared)
+        prepared = self._parts.recall.with_room(prepared)
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
         positions = prepared.source.request.positions

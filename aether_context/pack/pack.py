@@ -165,6 +165,7 @@ class Search(NamedTuple):
     turns: int | None = None
     embedder: str = "none"
     memory_embedder: str = ""
+    room: int = 0
 
 
 class Previous(NamedTuple):

@@ -352,7 +352,7 @@ def _budget(draft: Draft) -> Budget:
         both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
         latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
         latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
-        cut_to = max(both.mark(settings.compact_to) - recalled, latest)
+        cut_to = max(both.mark(settings.compact_to) - max(recalled, draft.input.search.room), latest)
     mark = settings.compact_at
     if mark is None:
         return budget._replace(weighs=True, cut_above=cut_to, cut_to=cut_to)

@@ -47,8 +47,7 @@ def latest_turn_tokens(draft: Draft) -> int:
 def reserves_latest_turns(draft: Draft) -> bool:
     """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
     rest."""
-    recalls = any(candidate.source == RECALLED for candidate in draft.selected.memory)
-    return recalls and _wants_all(draft.policy.conversation)
+    return draft.input.search.room > 0 and _wants_all(draft.policy.conversation)
 
 
 def _wants_all(settings: ConversationSettings) -> bool:

@@ -163,7 +163,8 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
     # The pack is then built a second time, with the turns that are found. The session recall of LoCoMo is .933 so, and
     # falls to .133 where the first build is sent.
     source, budget = pack.source, pack.allocation.budget
-    if source.search.turns is not None or not pack.to_store.chose:
+    cuts_now = any(event.stage == "cut" for event in pack.events)
+    if not pack.to_store.chose or (source.search.turns is not None and not cuts_now):
         return None
     cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
     # Words that stand there without what was sent beside them are not looked for.

@@ -10,7 +10,7 @@ import math
 import re
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
@@ -174,6 +174,7 @@ def recalled(
     *,
     tokens: int,
     embedder: Embedder | None,
+    sent: Collection[int] = (),
     index: TurnIndex | None = None,
 ) -> tuple[Candidate, ...]:
     """The turns that tell most about request and step, as candidates for memory, best first.
@@ -183,6 +184,7 @@ def recalled(
         digest_of: gives the digest of the content at a place.
         tokens: what they may take together.
         embedder: as of `ranked`.
+        sent: the places of turns that are sent whole, and need no room here.
         index: the conversation's own; None makes one.
 
     Raises:
@@ -195,7 +197,8 @@ def recalled(
         entries, best = index.over(turns, embedder, policy.redact), dict[str, Hit]()
         for clause in dict.fromkeys([query_for(source, policy.redact), *clauses_of(question)]):
             for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
-                best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
+                if int(hit.id.partition("#")[0]) not in sent:
+                    best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())
     result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(question) is not None, _BY_AGENT.search(question) is not None

@@ -270,6 +270,7 @@ def _of_input(pack: Pack) -> dict[str, Any]:
         **values_of(request, "model", "first_call", "rewritten", "request_index"),
         **values_of(source.step, "task_id", "step_id", "role"),
         "searched": searched.turns,
+        "recall_room": searched.room,
         "embedder": searched.embedder,
         "memory_embedder": searched.memory_embedder,
         "positions": as_ranges(request.positions),

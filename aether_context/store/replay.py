@@ -201,7 +201,7 @@ class Replayer:
             epoch=epoch,
             host=Host(**values_of(manifest, *OF_HOST)),
             usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
-            search=Search(manifest.searched, manifest.embedder, manifest.memory_embedder),
+            search=Search(manifest.searched, manifest.embedder, manifest.memory_embedder, manifest.recall_room),
             problems=tuple(offered.get("problems", ())),
             summaries={key: texts[name] for key, name in manifest.summaries.items()},
             wording=dict(setting.wording),

@@ -10,7 +10,7 @@ from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread, off_lo
 from aether_context.adk.request.entries import turns_of
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.request.sessions import AgentSession, PreparedCall
-from aether_context.pack import Candidate, turn_place
+from aether_context.pack import RECALLED, Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
 from aether_context.retrieval.ranking import room_for_turns
@@ -50,6 +50,17 @@ class Recall:
             return ranked(source.candidates, query, asked=now, embedder=embedder, redact=redact)
 
         return await self._compared(prepared, rank)
+
+    def with_room(self, prepared: PreparedCall) -> PreparedCall:
+        call, source, settings = prepared.call, prepared.source, prepared.call.policy.retrieval
+        asked_at, query = source.request.request_index, query_for(source, call.policy.redact)
+        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
+            return prepared
+        entries = prepared.history.entries[: source.request.positions[asked_at]]
+        sizes = [entry.sizes for entry in entries if entry is not None]
+        words, characters = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
+        room = room_for_turns(words, characters, source, None)
+        return prepared.with_source(search=source.search._replace(room=min(room, words // 4)))
 
     async def turns(
         self, prepared: PreparedCall, session: AgentSession, whole: Collection[int], max_tokens: int | None = None
@@ -110,9 +121,11 @@ class Recall:
                 digest_of,
                 tokens=room,
                 embedder=embedder,
+                sent=whole,
                 index=session.index(embedder.name if embedder is not None else ""),
             )
-            return (*source.candidates, *(turn for turn in candidates if not is_plan(turn)))
+            others = (candidate for candidate in source.candidates if candidate.source != RECALLED)
+            return (*others, *(turn for turn in candidates if not is_plan(turn)))
 
         search = source.search._replace(turns=len(turns))
         return await self._compared(prepared.with_source(search=search), with_turns)
