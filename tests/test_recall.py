@@ -175,6 +175,27 @@ def test_a_passage_of_a_long_message_comes_back_alone() -> None:
     chat.replays()
 
 
+def lookup(topic: str) -> str:
+    """Looks a topic up."""
+    return " ".join(
+        f"{topic} line {at} says the committee agreed on the matter of roofs and fairs." for at in range(55)
+    )
+
+
+def test_many_questions_of_one_kind_do_not_keep_what_they_ask_for_out() -> None:
+    clauses = [
+        f"Clause {at}: party {at * 7 % 97} pays within {at * 3 % 41 + 5} days for item QX-{at * 7919 % 10_007}."
+        for at in range(41)
+    ]
+    done = "Done with that part. " + "The committee met and the matter was settled as described. " * 8
+    work = [item for at in range(6) for item in (call("lookup", topic=f"t{at}"), call("lookup", topic=f"u{at}"), done)]
+    chat = Chat(policy=small(8_000), script=["Noted.", *work, *[done] * 10], tools=[lookup])
+    chat.say("\n".join(("Keep this.", *clauses)), *(f"Go on with part {at} of the documents." for at in range(6)))
+    for at in (3, 17, 29, 4, 38, 7, 22, 31, 12, 40):
+        chat.say(f"Was sagt Clause {at} zur Zahlung?")
+        assert clauses[at] in chat.sent[-1].text, at
+
+
 # embedders
 
 

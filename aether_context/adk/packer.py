@@ -264,11 +264,10 @@ class RequestPacker:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
         prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, session))
         prepared = await self._parts.recall.rank(prepared)
-        prepared = self._parts.recall.with_room(prepared)
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
-        positions = prepared.source.request.positions
-        return await self._parts.recall.turns(prepared, session, positions)
+        source = self._parts.recall.with_room(prepared).source
+        return await self._parts.recall.turns(prepared, session, source.request.positions, source.search.room)
 
     async def _build(self, prepared: PreparedCall, pick: Pick, session: AgentSession) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -279,6 +278,7 @@ class RequestPacker:
         problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
+        prepared = self._parts.recall.with_room(prepared)
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or

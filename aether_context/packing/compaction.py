@@ -84,15 +84,17 @@ def compact_conversation(draft: Draft) -> None:
     draft.budget = budget = _budget(draft)
     settings, tokens = draft.policy.conversation, draft.conversation_tokens()
     late_strategies = [strategy for strategy in strategies_of(settings) if not strategy.early]
-    if draft.manual_cut:
-        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * tokens)))
-    elif not draft.is_cut_due and all(
+    if not (draft.manual_cut or draft.is_cut_due) and all(
         isinstance(strategy, CutStrategy)
         and (tokens <= strategy.mark(budget) or _usage_is_low(draft, tokens + budget.fixed, budget.input))
         for strategy in (*late_strategies, net(settings))
     ):
         _tell_broken_mark(draft, budget, tokens)
         return  # No mark is passed, as at most calls, which need not read the history for that.
+    if reserves_latest_turns(draft):
+        draft.budget = budget = _beside_recalled(draft, budget)
+    if draft.manual_cut:
+        budget = budget._replace(cut_to=min(budget.cut_to, int(settings.compact_to * tokens)))
     for strategy in late_strategies:
         _trim(draft, strategy, _packed_conversation(draft, budget, by_hand=draft.manual_cut))
     # What was asked for by hand is done once: by the net where no strategy did it.
@@ -345,14 +347,6 @@ def _budget(draft: Draft) -> Budget:
         net=net,
     )
     cut_to = budget.mark(settings.compact_to)
-    # Recalled turns say what a cut took, so that they are of the share that it leaves, and the conversation keeps what
-    # its latest turns need beside them.
-    if reserves_latest_turns(draft):
-        recalled = sum(memory.tokens for memory in draft.selected.memory if memory.source == RECALLED)
-        both = budget._replace(fixed=fixed - recalled, most=budget.most + recalled)
-        latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
-        latest = min(latest, budget.most if net is None else int(settings.compact_to * net))
-        cut_to = max(both.mark(settings.compact_to) - max(recalled, draft.input.search.room), latest)
     mark = settings.compact_at
     if mark is None:
         return budget._replace(weighs=True, cut_above=cut_to, cut_to=cut_to)
@@ -362,6 +356,20 @@ def _budget(draft: Draft) -> Budget:
         cut_above = min(cut_above, max(0, _mark_tokens(draft, budget.input) - fixed))
         cut_to = min(cut_to, int(cut_above * settings.compact_to / mark))
     return budget._replace(cut_above=cut_above, cut_to=cut_to)
+
+
+def _beside_recalled(draft: Draft, budget: Budget) -> Budget:
+    """The marks beside turns that come back.
+
+    These say what a cut took, so that they are of the share that it leaves, and the conversation keeps what its latest
+    turns need beside them. All of their room is left, whichever they are: they are chosen of what the cut has taken.
+    """
+    share = draft.policy.conversation.compact_to
+    recalled = sum(memory.tokens for memory in draft.selected.memory if memory.source == RECALLED)
+    both = budget._replace(fixed=budget.fixed - recalled, most=budget.most + recalled)
+    latest = min(budget.most, latest_turn_tokens(draft)) - draft.input.growth_reserve
+    latest = min(latest, budget.most if budget.net is None else int(share * budget.net))
+    return budget._replace(cut_to=max(both.mark(share) - max(recalled, draft.input.search.room), latest))
 
 
 _NET_ROUNDS = 12

@@ -10,7 +10,7 @@ from aether_context.conversation.strategies import RECAP_SHARE
 from aether_context.conversation.summary import least_summary
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StepTooLarge
-from aether_context.pack import FIXED_LAYERS, RECALLED, Allocation, Layer, Outgoing, Pack, Signals
+from aether_context.pack import FIXED_LAYERS, Allocation, Layer, Outgoing, Pack, Signals
 from aether_context.packing import payload
 from aether_context.packing.allocation import allocate
 from aether_context.packing.draft import Draft
@@ -45,8 +45,7 @@ def latest_turn_tokens(draft: Draft) -> int:
 
 
 def reserves_latest_turns(draft: Draft) -> bool:
-    """Tells whether a cut leaves the conversation what its latest turns need, since turns were recalled into the
-    rest."""
+    """Tells whether a cut leaves the conversation what its latest turns need, since turns come back into the rest."""
     return draft.input.search.room > 0 and _wants_all(draft.policy.conversation)
 
 

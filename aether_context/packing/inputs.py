@@ -20,6 +20,7 @@ from aether_context.pack import (
     medium_place,
 )
 from aether_context.packing.compaction import sent_bytes
+from aether_context.retrieval.ranking import LEAST_ROOM
 from aether_context.tokens.model_limits import RequestLimits
 
 
@@ -154,28 +155,30 @@ def _unseen(request: Request, earlier: Unseen, limits: RequestLimits) -> Unseen:
     return tuple((run[0], run[-1] + 1) for run in runs)
 
 
-def turns_to_find(pack: Pack) -> tuple[frozenset[int], int | None] | None:
+def turns_to_find(pack: Pack) -> tuple[frozenset[int], int] | None:
     """The search for earlier turns that a pack calls for: the positions that it sends whole, and the tokens for the
-    others, None for as many as there are; None where there is nothing to look for.
+    others; None where there is nothing to look for.
 
-    A cut makes room; a strategy that puts placeholders has to find it among what it still sends.
+    A cut has left room; a strategy that puts placeholders has to find it among what it still sends.
     """
-    # The pack is then built a second time, with the turns that are found. The session recall of LoCoMo is .933 so, and
-    # falls to .133 where the first build is sent.
-    source, budget = pack.source, pack.allocation.budget
+    # The pack is then built a second time, with the turns that are found, and cuts alike. The session recall of LoCoMo
+    # is .933 so, and falls to .133 where the first build is sent.
+    source, budget, room = pack.source, pack.allocation.budget, pack.source.search.room
     cuts_now = any(event.stage == "cut" for event in pack.events)
-    if not pack.to_store.chose or (source.search.turns is not None and not cuts_now):
+    is_blank = any(item.form == "placeholder" and item.raw.words for item in pack.contents)
+    if not pack.to_store.chose or (source.search.turns is not None and not (cuts_now or is_blank)):
         return None
-    cut = pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0)
     # Words that stand there without what was sent beside them are not looked for.
     extracts = [item for item in pack.contents if item.form == "extract"]
     worded = (item for item in extracts if is_human(item.raw) or item.raw.signed_thoughts)
     sent = pack.whole.union(item.origin for item in worded if item.raw.text in item.content.text)
+    positions = frozenset(source.request.positions[at] for at in sent)
+    if pack.epoch.cut_count > (source.epoch.cut_count if source.request.first_call else 0):
+        return positions, room
     forms = {row.form for at, row in enumerate(pack.rows[: len(source.request.contents)]) if at not in sent}
-    if not cut and forms.isdisjoint(("placeholder", "extract", "told")):
+    if forms.isdisjoint(("placeholder", "extract", "told")):
         return None
-    room = None if cut else max(budget // 10, (budget - pack.tokens.expected) // 2)
-    return frozenset(source.request.positions[at] for at in sent), room
+    return positions, min(room, max(budget // 10, (budget - pack.tokens.expected) // 2, LEAST_ROOM))
 
 
 # The signed thoughts of a model that binds each to what it was made behind: instruction, declarations, all contents.

@@ -20,7 +20,15 @@ from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.pool import Entry, Hit, HybridIndex
-from aether_context.retrieval.ranking import asks_for_first, clauses_of, most_turns, query_for, question_of, similarity
+from aether_context.retrieval.ranking import (
+    TOKEN_CHARACTERS,
+    asks_for_first,
+    clauses_of,
+    most_turns,
+    query_for,
+    question_of,
+    similarity,
+)
 from aether_context.retrieval.terms import USER
 from aether_context.text.shorten import sentences
 
@@ -107,7 +115,6 @@ _MORE_HITS = 8
 _EARLIEST = 3
 """So many of the first turns are candidates where the first is asked for."""
 _LEAST_WEIGHT = 0.25
-_TOKEN_CHARACTERS = 4
 _LONGEST_PASSAGE = 600
 """Characters."""
 _BY_USER = re.compile(
@@ -174,7 +181,7 @@ def recalled(
     *,
     tokens: int,
     embedder: Embedder | None,
-    sent: Collection[int] = (),
+    whole: Collection[int] = (),
     index: TurnIndex | None = None,
 ) -> tuple[Candidate, ...]:
     """The turns that tell most about request and step, as candidates for memory, best first.
@@ -184,7 +191,7 @@ def recalled(
         digest_of: gives the digest of the content at a place.
         tokens: what they may take together.
         embedder: as of `ranked`.
-        sent: the places of turns that are sent whole, and need no room here.
+        whole: the places of turns that are sent whole, and need no room here.
         index: the conversation's own; None makes one.
 
     Raises:
@@ -197,10 +204,10 @@ def recalled(
         entries, best = index.over(turns, embedder, policy.redact), dict[str, Hit]()
         for clause in dict.fromkeys([query_for(source, policy.redact), *clauses_of(question)]):
             for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
-                if int(hit.id.partition("#")[0]) not in sent:
+                if int(hit.id.partition("#")[0]) not in whole:
                     best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())
-    result, characters = list[Candidate](), tokens * _TOKEN_CHARACTERS
+    result, characters = list[Candidate](), tokens * TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(question) is not None, _BY_AGENT.search(question) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits

@@ -347,25 +347,27 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
     return settings.memory_k * max(6, 4 * breadth_of(source)) // 3
 
 
-_LEAST_TOKENS = 256
-"""Room for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
+LEAST_ROOM = 256
+"""Tokens for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.06
+TOKEN_CHARACTERS = 4
 
 
-def room_for_turns(word_characters: int, whole: int, source: PackInput, max_tokens: int | None) -> int:
-    """Tokens for recalled turns, three tenths of the window at most, four where the request asks for an order, six
-    hundredths at least; 0 where they would be too few for any.
+def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> int:
+    """Tokens for recalled turns, no more than all of them take: three tenths of the window at most, four where the
+    request asks for an order, six hundredths at least; 0 where they would be too few for any.
+
+    It is as the square of the share that words have in the history: where most of it is calls and their results, a
+    search among turns brings little of it back, and the tail is worth more than they are.
 
     Args:
-        word_characters: characters of the turns that are words alone.
-        whole: characters of the whole history.
-        max_tokens: tokens of which there are to be no more, but for the fewest that serve; None without such a bound.
+        sizes: characters of each content before the request: as a turn, of its words, and of all of it.
     """
+    turns, words, whole = map(sum, zip(*sizes, strict=True)) if sizes else (0, 0, 0)
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
-    share = min(share, max(_LEAST_SHARE, (word_characters / max(1, whole)) ** 2))
+    share = min(share, max(_LEAST_SHARE, (words / max(1, whole)) ** 2))
     tokens = int(share * (source.window - source.growth_reserve))
-    most_tokens = tokens if max_tokens is None else max(max_tokens, _LEAST_TOKENS)
-    return min(tokens, most_tokens) if tokens >= _LEAST_TOKENS else 0
+    return min(tokens, turns // TOKEN_CHARACTERS) if tokens >= LEAST_ROOM else 0
 
 
 # What people say that tells nothing, and what surely tells something; both in English.

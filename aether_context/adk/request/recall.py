@@ -7,7 +7,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread, off_loop
-from aether_context.adk.request.entries import turns_of
+from aether_context.adk.request.entries import Entries, turns_of
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.request.sessions import AgentSession, PreparedCall
 from aether_context.pack import RECALLED, Candidate, turn_place
@@ -52,51 +52,35 @@ class Recall:
         return await self._compared(prepared, rank)
 
     def with_room(self, prepared: PreparedCall) -> PreparedCall:
-        call, source, settings = prepared.call, prepared.source, prepared.call.policy.retrieval
-        asked_at, query = source.request.request_index, query_for(source, call.policy.redact)
-        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
-            return prepared
-        entries = prepared.history.entries[: source.request.positions[asked_at]]
-        sizes = [entry.sizes for entry in entries if entry is not None]
-        words, characters = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
-        room = room_for_turns(words, characters, source, None)
-        return prepared.with_source(search=source.search._replace(room=min(room, words // 4)))
+        """The input with the room that turns have which answer the request, none where none may come back."""
+        entries, source = _before_request(prepared), prepared.source
+        sizes = [(len(entry.words), entry.sizes[0], entry.sizes[2]) for entry in entries if entry is not None]
+        room = room_for_turns(sizes, source)
+        return prepared.with_source(search=source.search._replace(room=room))
 
     async def turns(
-        self, prepared: PreparedCall, session: AgentSession, whole: Collection[int], max_tokens: int | None = None
+        self, prepared: PreparedCall, session: AgentSession, whole: Collection[int], room: int
     ) -> PreparedCall:
-        """The input with the turns that answer the request best, as they are where no turn was cut.
-
-        Their room is as the square of the share that turns have in the history: where most of it is calls and their
-        results, a search among turns brings little of it back, and the tail is worth more than they are. A room of
-        little more than a payload's own words is none.
+        """The input with the turns that answer the request best, of those that are not sent whole.
 
         Args:
             session: the agent's, with the indexes of its turns.
             whole: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
-            max_tokens: tokens for those turns where they are to have less than the policy's share of the window.
+            room: tokens for those turns.
         """
-        call, source, settings = prepared.call, prepared.source, prepared.call.policy.retrieval
-        asked_at, query = source.request.request_index, query_for(source, call.policy.redact)
-        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
-            return prepared
-        history = prepared.history
-        entries = history.entries[: source.request.positions[asked_at]]
+        call, source, history, entries = prepared.call, prepared.source, prepared.history, _before_request(prepared)
 
-        def read_turns() -> tuple[int, list[Entry]]:
-            sizes = [entry.sizes for entry in entries if entry is not None]
-            words, characters = sum(size[0] for size in sizes), sum(size[2] for size in sizes)
-            room = room_for_turns(words, characters, source, max_tokens)
+        def read_turns() -> list[Entry]:
             turns = turns_of(entries, call.policy.mask) if room else []
             if call.policy.sees == "own":
                 turns = [turn for turn in turns if turn.speaker in ("user", call.context.agent_name)]
-            return room, turns
+            return turns
 
         def digest_of(at: int) -> str:
             entry = entries[at]
             return entry.digest if entry and entry.digest else self._reader.content(history.raw(at), "").digest
 
-        room, turns = await off_loop(read_turns)
+        turns = await off_loop(read_turns)
         if unknown := [*entries[: history.first]].count(None):
             note = f"{unknown:,} contents before the loaded events are not searched: {session.problem}"
             if note not in source.problems:  # of the search at the invocation's first call
@@ -121,11 +105,11 @@ class Recall:
                 digest_of,
                 tokens=room,
                 embedder=embedder,
-                sent=whole,
+                whole=whole,
                 index=session.index(embedder.name if embedder is not None else ""),
             )
-            others = (candidate for candidate in source.candidates if candidate.source != RECALLED)
-            return (*others, *(turn for turn in candidates if not is_plan(turn)))
+            found_elsewhere = (candidate for candidate in source.candidates if candidate.source != RECALLED)
+            return (*found_elsewhere, *(turn for turn in candidates if not is_plan(turn)))
 
         search = source.search._replace(turns=len(turns))
         return await self._compared(prepared.with_source(search=search), with_turns)
@@ -171,3 +155,13 @@ def _embedder(name: str) -> Embedder | None:
     from aether_context.retrieval.embedders import embedder_for
 
     return embedder_for(name)
+
+
+def _before_request(prepared: PreparedCall) -> Entries:
+    """The entries before the message that is answered; none where no turn may come back."""
+    source, policy = prepared.source, prepared.call.policy
+    at, settings = source.request.request_index, policy.retrieval
+    is_wanted = settings.recall and settings.memory_k and query_for(source, policy.redact)
+    if not is_wanted or source.host.passthrough_reason or at is None:
+        return []
+    return prepared.history.entries[: source.request.positions[at]]

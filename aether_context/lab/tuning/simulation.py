@@ -23,7 +23,7 @@ from aether_context.lab.exam.recordings import (
     stored_texts,
 )
 from aether_context.lab.tuning.retention import Used, used
-from aether_context.pack import NOTHING, Epoch, Pack, PackInput, Part, Previous, Usage
+from aether_context.pack import NOTHING, RECALLED, Content, Epoch, Pack, PackInput, Part, Previous, Usage, with_content
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy, differing, merged
 from aether_context.retrieval import Entry, query_for
@@ -274,8 +274,11 @@ class Simulation:
         counter, counts = counter_for(call.source.request.model), self._recorded.counts
         build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
         source = _source(call, policy, previous)
+        sizes = [_sizes(content) for content in _before_request(call, source, policy)]
+        room = room_for_turns(sizes, source)
+        source = source._replace(search=source.search._replace(room=room))
         if source.request.first_call and source.epoch.cut_count:
-            source = self._recalling(call, source, policy, frozenset(source.request.positions), None)
+            source = self._recalling(call, source, policy, frozenset(source.request.positions), room)
         pack = build(source)
         if (turn_search := turns_to_find(pack)) is not None:
             recalling = self._recalling(call, source, policy, *turn_search)
@@ -283,33 +286,47 @@ class Simulation:
         return pack
 
     def _recalling(
-        self, call: RecordedCall, source: PackInput, policy: PackPolicy, skip: frozenset[int], max_tokens: int | None
+        self, call: RecordedCall, source: PackInput, policy: PackPolicy, whole: frozenset[int], room: int
     ) -> PackInput:
-        """The input with the most relevant turns that were cut; unchanged where none were cut.
+        """The input with the most relevant turns that are not sent whole, in so many tokens; unchanged where all are.
 
-        Turns are the texts without calls and responses. ``max_tokens`` limits them.
+        Turns are the texts without calls and responses.
         """
-        settings, query, asked_at = policy.retrieval, query_for(source, policy.redact), call.request_index
-        if not (settings.recall and settings.memory_k and query) or source.host.passthrough_reason or asked_at is None:
-            return source
         entries: list[Entry] = []
-        turn_characters = all_characters = 0
-        for position, (content, time) in enumerate(zip(call.history[:asked_at], call.times, strict=False)):
-            all_characters += 1 + sum(map(_written_characters, content.parts))
-            if content.calls or content.responses:
-                continue
-            turn_characters += len(content.text.strip())
+        history = _before_request(call, source, policy)
+        for position, (content, time) in enumerate(zip(history, call.times, strict=False)):
             speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
-            if all(quote.kind == "said" for quote in content.quotes) and (words := content.words.strip()):
+            if words := _turn(content):
                 entries += turn_entries(position, words, time=time, speaker=speaker)
-        room = room_for_turns(turn_characters, all_characters, source, max_tokens)
-        if not room or all(int(entry.id.partition("#")[0]) in skip for entry in entries):
+        if not room or all(int(entry.id.partition("#")[0]) in whole for entry in entries):
             return source
-        embedder = embedder_for("none" if settings.embedder == "none" else "static")
+        embedder = embedder_for("none" if policy.retrieval.embedder == "none" else "static")
         digests = [content.digest for content in call.history]
-        candidates = recalled(entries, source, policy, digests.__getitem__, tokens=room, embedder=embedder)
+        candidates = recalled(entries, source, policy, digests.__getitem__, tokens=room, embedder=embedder, whole=whole)
+        found_elsewhere = (candidate for candidate in source.candidates if candidate.source != RECALLED)
         search = source.search._replace(turns=len(entries))
-        return source._replace(candidates=(*source.candidates, *candidates), search=search)
+        return source._replace(candidates=(*found_elsewhere, *candidates), search=search)
+
+
+def _before_request(call: RecordedCall, source: PackInput, policy: PackPolicy) -> Sequence[Content]:
+    """The contents before the message that is answered; none where no turn may come back."""
+    at, settings = call.request_index, policy.retrieval
+    is_wanted = settings.recall and settings.memory_k and query_for(source, policy.redact)
+    return () if at is None or not is_wanted or source.host.passthrough_reason else call.history[:at]
+
+
+@with_content
+def _turn(content: Content) -> str:
+    """The words of a turn; none where a content is none, since it calls, answers, or tells of calls."""
+    is_turn = not (content.calls or content.responses) and all(quote.kind == "said" for quote in content.quotes)
+    return content.words.strip() if is_turn else ""
+
+
+@with_content
+def _sizes(content: Content) -> tuple[int, int, int]:
+    """The characters of a content as room for turns is measured: as a turn, of its words, and of all of it."""
+    words = 0 if content.calls or content.responses else len(content.text.strip())
+    return len(_turn(content)), words, 1 + sum(map(_written_characters, content.parts))
 
 
 def _written_characters(part: Part) -> int:
