@@ -34,12 +34,12 @@ CEILINGS = {
     "imports": 27,
     "first call: files": 88,
     "first call: functions": 657,
-    "first call: lines": 8_000,
-    "first call: moves": 828,
+    "first call: lines": 8_020,
+    "first call: moves": 836,
     "later call: files": 71,
     "later call: functions": 498,
     "later call: lines": 6_160,
-    "later call: moves": 590,
+    "later call: moves": 594,
     "settings": 56,
 }
 """Figures of `house`, and how many values of a policy somebody can set, each with room for some ten ordinary changes.

@@ -46,7 +46,8 @@ def latest_turn_tokens(draft: Draft) -> int:
 
 def reserves_latest_turns(draft: Draft) -> bool:
     """Tells whether a cut leaves the conversation what its latest turns need, since turns come back into the rest."""
-    return draft.input.search.room > 0 and _wants_all(draft.policy.conversation)
+    may_return = draft.input.search.room > 0 and not draft.epoch.has_chosen
+    return may_return and _wants_all(draft.policy.conversation)
 
 
 def _wants_all(settings: ConversationSettings) -> bool:

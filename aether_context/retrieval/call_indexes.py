@@ -21,6 +21,7 @@ from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.pool import Entry, Hit, HybridIndex
 from aether_context.retrieval.ranking import (
+    FLOOR_OF_TURNS,
     TOKEN_CHARACTERS,
     asks_for_first,
     clauses_of,
@@ -204,15 +205,14 @@ def recalled(
         entries, best = index.over(turns, embedder, policy.redact), dict[str, Hit]()
         for clause in dict.fromkeys([query_for(source, policy.redact), *clauses_of(question)]):
             for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
-                if int(hit.id.partition("#")[0]) not in whole:
-                    best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
+                best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())
     result, characters = list[Candidate](), tokens * TOKEN_CHARACTERS
     by_user, by_agent = _BY_USER.search(question) is not None, _BY_AGENT.search(question) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
         most = most if by_user else math.ceil(most / _SHARE_OF_AGENTS)
-    ranked_hits = _weighted(hits)
+    ranked_hits = _cut_hits(whole, _weighted(hits), 0 if is_first else policy.retrieval.floor * FLOOR_OF_TURNS)
     if is_first:  # however little they have in common with the question
         places = {entry.id: place for place, entry in enumerate(turns)}
         earliest = sorted(ranked_hits, key=lambda hit: places[hit.id])[:_EARLIEST]
@@ -236,6 +236,18 @@ def recalled(
             )
         )
     return tuple(result)
+
+
+def _cut_hits(whole: Collection[int], hits: Sequence[Hit], floor: float) -> list[Hit]:
+    """The hits in turns that are not sent whole, but for those that answer far worse than the best of all.
+
+    Args:
+        whole: the places of those that are.
+        hits: the best one first.
+        floor: the share of the best similarity under which a turn tells nothing beside it.
+    """
+    threshold = floor * similarity(hits[0].score) if hits else 0
+    return [hit for hit in hits if int(hit.id.partition("#")[0]) not in whole and similarity(hit.score) >= threshold]
 
 
 def _weighted(hits: Sequence[Hit]) -> list[Hit]:

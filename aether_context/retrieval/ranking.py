@@ -99,7 +99,7 @@ def retrieve(
     turns = [candidate for candidate in fresh if candidate.source == RECALLED]
     hits = [candidate for candidate in fresh if not candidate.kind and candidate.source != RECALLED]
     best_turn = max([_POOR_MATCH, *(candidate.score for candidate in turns)])
-    weak = {turn.id for turn in turns if turn.score < settings.floor * _FLOOR_OF_TURNS * best_turn}
+    weak = {turn.id for turn in turns if turn.score < settings.floor * FLOOR_OF_TURNS * best_turn}
     # Without meanings to compare, words alone tell whether a memory has anything to do with the request.
     match = _GOOD_MATCH if any(memory.scores.get("cosine") for memory in hits) else _POOR_MATCH
     for memory in hits if not is_short else ():
@@ -297,7 +297,7 @@ _ORDER = pattern(
 """In a question for the order of what was said, or for the first of it, which nearness alone does not answer."""
 _ASKED_WITHIN = 1_000
 _CLAUSE_END, _MOST_CLAUSES = pattern(r"[;:、；]|,(?!\d)|\b(?:then|finally)\b"), 9
-_TIMES_MANY, _TIMES_ORDER, _FLOOR_OF_TURNS = 3, 6, 0.7
+_TIMES_MANY, _TIMES_ORDER, FLOOR_OF_TURNS = 3, 6, 0.7
 """The floor of this session's turns is a share of that of memories: what a cut took was of one conversation."""
 
 
@@ -363,7 +363,9 @@ def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> 
     Args:
         sizes: characters of each content before the request: as a turn, of its words, and of all of it.
     """
-    turns, words, whole = map(sum, zip(*sizes, strict=True)) if sizes else (0, 0, 0)
+    if not sizes:
+        return 0
+    turns, words, whole = map(sum, zip(*sizes, strict=True))
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
     share = min(share, max(_LEAST_SHARE, (words / max(1, whole)) ** 2))
     tokens = int(share * (source.window - source.growth_reserve))
