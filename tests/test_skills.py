@@ -94,9 +94,9 @@ def test_inside_an_epoch_its_place_is_the_same_from_message_to_message():
     ]
     cuts = sum(was_cut(manifest) for manifest in chat.manifests())
     assert cuts < len(places) // 3
-    # It moves where a cut takes what it stood in, and not with each message.
+    # It moves where a cut takes what it stood in, and where a message with recalled turns returns to its own words.
     moved = sum(before != after for before, after in zip(places, places[1:], strict=False))
-    assert moved <= 2 * cuts
+    assert moved <= 3 * cuts
 
 
 def _only(sent: Sent, at: int) -> Sent:

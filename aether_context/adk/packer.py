@@ -267,7 +267,8 @@ class RequestPacker:
         if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
             return prepared
         source = self._parts.recall.with_room(prepared).source
-        return await self._parts.recall.turns(prepared, session, source.request.positions, source.search.room)
+        positions = frozenset(source.request.positions)
+        return await self._parts.recall.turns(prepared, session, positions, source.search.room)
 
     async def _build(self, prepared: PreparedCall, pick: Pick, session: AgentSession) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more

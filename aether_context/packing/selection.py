@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from aether_context import retrieval
 from aether_context.canonical import strings
-from aether_context.pack import Candidate, Layer, Outgoing, PackInput, Part
+from aether_context.pack import RECALLED, Candidate, Layer, Outgoing, PackInput, Part, recalled_id
 from aether_context.packing import payload
 from aether_context.packing.draft import Draft, Rankings, SelectedCandidates
 from aether_context.retrieval import Left, Ranking
@@ -42,11 +42,18 @@ def choose(draft: Draft, sent_contents: Sequence[Outgoing]) -> None:
     # The message to be answered in its own words: what its payload holds is what is chosen here.
     contents = [item.raw if item.origin == request_index else item.content for item in sent_contents]
     tail = "\n".join(_readable(part) for content in contents for part in content.parts)
+    # A turn that is sent as an extract has its words there, without its media or its end.
+    sent_ids = {
+        recalled_id(source.request.positions[item.origin], item.raw.digest)
+        for item in (sent_contents if any(candidate.source == RECALLED for candidate in candidates) else ())
+        if item.form != "placeholder"
+    }
+
     memories = [entry for entry in candidates if entry.source == "memory" and not entry.kind]
     memory_tokens = sum(memory.tokens for memory in _count_candidates(memories[: settings.memory_k], counter))
     is_short = len(memories) <= settings.memory_k and memory_tokens < _SHORT_SHARE * source.window
     stored = [candidate for candidate in candidates if candidate.layer == "evidence" and not candidate.kind]
-    sent_ids = payload.sent_results(stored, sent_contents)
+    sent_ids |= payload.sent_results(stored, sent_contents)
 
     def retrieve_layer(layer: Layer, k: int) -> Ranking:
         result = retrieval.retrieve(

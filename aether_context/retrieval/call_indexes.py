@@ -24,6 +24,7 @@ from aether_context.retrieval.ranking import (
     FLOOR_OF_TURNS,
     TOKEN_CHARACTERS,
     asks_for_first,
+    breadth_of,
     clauses_of,
     most_turns,
     query_for,
@@ -212,7 +213,9 @@ def recalled(
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
         most = most if by_user else math.ceil(most / _SHARE_OF_AGENTS)
-    ranked_hits = _cut_hits(whole, _weighted(hits), 0 if is_first else policy.retrieval.floor * FLOOR_OF_TURNS)
+    ranked_hits = _cut_hits(
+        whole, _weighted(hits), 0 if is_first else policy.retrieval.floor / breadth_of(source) * FLOOR_OF_TURNS
+    )
     if is_first:  # however little they have in common with the question
         places = {entry.id: place for place, entry in enumerate(turns)}
         earliest = sorted(ranked_hits, key=lambda hit: places[hit.id])[:_EARLIEST]

@@ -86,7 +86,7 @@ class Recall:
             if note not in source.problems:  # of the search at the invocation's first call
                 prepared = prepared.with_source(problems=(*source.problems, note))
         if all(int(turn.id.partition("#")[0]) in whole for turn in turns):
-            return prepared.with_source(search=source.search._replace(room=0)) if source.search.room else prepared
+            return prepared
 
         planners = source.host.planners if source.validity == "valid" else ()
 
