@@ -225,9 +225,9 @@ class RetrievalSettings(_Settings):
     """A memory that a search found is left out below this share of a good match, which is a similarity of 0.4; below a
     third of that where the user asks for many things. Up to ``memory_k`` memories that take less than 2% of the window
     all enter."""
-    diversity: float = Field(default=0.85, ge=0, le=1)
-    """Weight of relevance against diversity, the λ of MMR (maximal marginal relevance): 1 is relevance alone, and lower
-    values leave out more of what says nearly the same."""
+    diversity: float = Field(default=0.15, ge=0, le=1)
+    """Weight of diversity against relevance, 1 - λ of MMR (maximal marginal relevance): 0 is relevance alone, and
+    higher values leave out more of what says nearly the same."""
 
 
 class CompressSettings(_Settings):

@@ -25,7 +25,7 @@ from aether_context.lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGES = sorted((ROOT / "docs").glob("*.md"))
-WORDS = 22_950
+WORDS = 23_000
 """Most words of docs/ and README.md together that somebody wrote; some room for ordinary changes is in it."""
 _GENERATED = re.compile(r"<!-- generated: [\w-]+ -->\n.*?<!-- end -->", re.DOTALL)
 _FENCE = re.compile(r"^```(?P<kind>[^\n]*)\n(?P<body>.*?)^```$", re.MULTILINE | re.DOTALL)

@@ -177,4 +177,4 @@ def test_diversity_weighs_what_is_new_against_what_is_near() -> None:
         chat.replays()
         return other in memory_section(chat)
 
-    assert [enters(diversity) for diversity in (0.2, 1.0)] == [True, False]
+    assert [enters(diversity) for diversity in (0.8, 0.0)] == [True, False]

@@ -38,7 +38,7 @@ CEILINGS = {
     "first call: moves": 836,
     "later call: files": 71,
     "later call: functions": 498,
-    "later call: lines": 6_160,
+    "later call: lines": 6_170,
     "later call: moves": 594,
     "settings": 56,
 }

@@ -158,16 +158,16 @@ def similarity(score: float) -> float:
 def diversify(candidates: Sequence[Candidate], *, k: int, diversity: float) -> list[Candidate]:
     """At most ``k`` candidates by maximal marginal relevance, best first.
 
-    ``diversity * similarity - (1 - diversity) * overlap`` with overlap the highest Jaccard index of words with one
-    already chosen (Carbonell and Goldstein, 1998, whose lambda it is). What covers an acceptance item comes before what
-    covers none. A marginal only falls, so what it was bounds what it is, and only the highest bound is compared anew
-    (Minoux, 1978).
+    ``(1 - diversity) * similarity - diversity * overlap`` with overlap the highest Jaccard index of words with one
+    already chosen (Carbonell and Goldstein, 1998, whose lambda is ``1 - diversity``). What covers an acceptance item
+    comes before what covers none. A marginal only falls, so what it was bounds what it is, and only the highest bound
+    is compared anew (Minoux, 1978).
     """
     words = [_vocabulary(candidate.text) for candidate in candidates]
     overlap = [0.0] * len(candidates)
     compared = [0] * len(candidates)
     queue = [
-        (not candidate.covers, -diversity * candidate.score, candidate.id, index)
+        (not candidate.covers, (diversity - 1) * candidate.score, candidate.id, index)
         for index, candidate in enumerate(candidates)
     ]
     heapq.heapify(queue)
@@ -181,7 +181,7 @@ def diversify(candidates: Sequence[Candidate], *, k: int, diversity: float) -> l
                     union = len(words[index]) + len(words[earlier]) - shared
                     overlap[index] = max(overlap[index], shared / union)
             compared[index] = len(picks)
-            marginal = (1 - diversity) * overlap[index] - diversity * candidates[index].score
+            marginal = diversity * overlap[index] + (diversity - 1) * candidates[index].score
             heapq.heapreplace(queue, (covers, marginal, name, index))
             continue
         heapq.heappop(queue)
