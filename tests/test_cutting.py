@@ -368,6 +368,22 @@ def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> N
     assert json.loads(shortened.text)["artifact"] == address
 
 
+@pytest.mark.parametrize("depth", [99, 240])
+def test_a_result_nested_deeper_than_anything_reads_counts_and_is_made_to_fit(depth: int) -> None:
+    def tree() -> dict[str, Any]:
+        """Reads a tree."""
+        value: Any = "the last leaf of it " * 3_000
+        for _ in range(depth):
+            value = [value]
+        return {"tree": value}
+
+    chat = Chat([call("tree"), "seen", "more"], tools=[tree], policy=PackPolicy(max_input_tokens=8_000))
+    chat.say("Read it.", "And?")
+    assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.raw] == [True, False, False]
+    assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.sent] == [True, True, True]
+    chat.replays()
+
+
 def test_a_cut_by_hand_of_a_request_without_contents_is_none() -> None:
     head = Request("gemini-2.5-flash", "Weigh it. " * 3_000)
     identity = Identity("shop", "ann", "s1", "i1", "clerk")

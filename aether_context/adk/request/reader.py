@@ -297,9 +297,10 @@ def media_marks(*contents: Content) -> dict[str, str]:
 
 
 def _json(value: object, depth: int = 0) -> JSON:
-    """The plain JSON of a value: models by their fields, bytes by hash, other objects as sessions keep them."""
-    if depth > _DEEPEST:
-        return "…"
+    """The plain JSON of a value: models by their fields, bytes by hash, other objects as sessions keep them; what is
+    nested deeper than anything reads as text."""
+    if depth > _DEEPEST and isinstance(value, (BaseModel, Mapping, list, tuple)):
+        return canonical_json(plain(value))  # sent as it is, so all of it counts
     if value is None or type(value) in (str, bool) or (type(value) is int and is_writable(value)):
         return value
     if isinstance(value, bytes):
