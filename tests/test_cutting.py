@@ -368,16 +368,18 @@ def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> N
     assert json.loads(shortened.text)["artifact"] == address
 
 
-@pytest.mark.parametrize("depth", [99, 240])
-def test_a_result_nested_deeper_than_anything_reads_counts_and_is_made_to_fit(depth: int) -> None:
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "the last leaf of it " * 3_000
+
+
+@pytest.mark.parametrize("value", [nested(99), nested(240), b"\xff\x00\x7f" * 20_000], ids=["99", "240", "bytes"])
+def test_a_result_nested_deeper_than_anything_reads_or_of_bytes_counts_and_is_made_to_fit(value: Any) -> None:
     def tree() -> dict[str, Any]:
         """Reads a tree."""
-        value: Any = "the last leaf of it " * 3_000
-        for _ in range(depth):
-            value = [value]
         return {"tree": value}
 
-    chat = Chat([call("tree"), "seen", "more"], tools=[tree], policy=PackPolicy(max_input_tokens=8_000))
+    policy = PackPolicy(max_input_tokens=8_000, offload={"mode": "off"})
+    chat = Chat([call("tree"), "seen", "more"], tools=[tree], policy=policy)
     chat.say("Read it.", "And?")
     assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.raw] == [True, False, False]
     assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.sent] == [True, True, True]
