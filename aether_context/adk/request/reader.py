@@ -307,9 +307,7 @@ def _json(value: object, depth: int = 0) -> JSON:
         return str(value.value)
     if isinstance(value, BaseModel):
         fields = ((name, field) for name, field in value.__dict__.items() if field is not None)
-        return {
-            name: hash_bytes(field) if isinstance(field, bytes) else _json(field, depth + 1) for name, field in fields
-        }
+        return {name: hash_bytes(it) if isinstance(it, bytes) else _json(it, depth + 1) for name, it in fields}
     if isinstance(value, Mapping):
         return {str(name): _json(item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):
