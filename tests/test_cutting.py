@@ -368,6 +368,24 @@ def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> N
     assert json.loads(shortened.text)["artifact"] == address
 
 
+def nested(depth: int) -> Any:
+    return [nested(depth - 1)] if depth else "the last leaf of it " * 3_000
+
+
+@pytest.mark.parametrize("value", [nested(99), nested(240), b"\xff\x00\x7f" * 20_000], ids=["99", "240", "bytes"])
+def test_a_result_nested_deeper_than_anything_reads_or_of_bytes_counts_and_is_made_to_fit(value: Any) -> None:
+    def tree() -> dict[str, Any]:
+        """Reads a tree."""
+        return {"tree": value}
+
+    policy = PackPolicy(max_input_tokens=8_000, offload={"mode": "off"})
+    chat = Chat([call("tree"), "seen", "more"], tools=[tree], policy=policy)
+    chat.say("Read it.", "And?")
+    assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.raw] == [True, False, False]
+    assert [len(str(sent.answers())) < 4 * 8_000 for sent in chat.sent] == [True, True, True]
+    chat.replays()
+
+
 def test_a_cut_by_hand_of_a_request_without_contents_is_none() -> None:
     head = Request("gemini-2.5-flash", "Weigh it. " * 3_000)
     identity = Identity("shop", "ann", "s1", "i1", "clerk")

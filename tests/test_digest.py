@@ -93,6 +93,20 @@ def test_values_of_lists_and_of_odd_records() -> None:
     assert (records[7]["failure"], records[4]["owners.name"]) == ("E4711 no lamp", "Ana, Bo 4")
 
 
+@pytest.mark.parametrize("extract_tokens", [300, 800, 2_000])
+def test_the_one_record_of_a_log_with_a_stack_trace_says_what_that_ends_in(extract_tokens: int) -> None:
+    steps = "".join(f'  File "/srv/step{at}.py", line {at}, in step\n    return step({at})\n' for at in range(60))
+    error = "ledger.RowLocked: row 8841 is held by pid 5517"
+    log = [{"at": at * 7, "level": "info", "msg": f"job {at} of the queue is done"} for at in range(300)]
+    log[101] |= {
+        "level": "error",
+        "msg": "transfer failed",
+        "exc": f"Traceback (most recent call last):\n{steps}{error}",
+    }
+    records = _records(_shown(json.dumps(log), "Why did the transfer fail?", extract_tokens))
+    assert [record["exc"] for record in records if record.get("level") == "error"] == [error]
+
+
 def test_a_quote_that_nobody_escaped() -> None:
     text = json.dumps([_product(number) for number in range(14)], indent=2)
     shown = _shown(text.replace('"Lamp model 9"', '"Lamp model 9, 65" wide"'))

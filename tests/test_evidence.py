@@ -118,6 +118,36 @@ def test_a_row_stands_with_the_names_of_its_columns_and_comes_before_names_of_ot
         assert "price" in shown
 
 
+BLOCKS = {
+    "XML": "<order id='{at}'>\n  <of>\n    <name>{name}</name>\n  </of>\n  <total>{amount}</total>\n</order>",
+    "YAML": "- name: {name}\n  deploy:\n    kind: pair\n    limits:\n      memory: {amount}",
+    "an INI file": "[{name}]\nkind = pair\nport = {amount}\n",
+    "a calendar": "BEGIN:VEVENT\nUID:{at}@cal\nDTSTART:{amount}\nSUMMARY:{name}\nEND:VEVENT",
+}
+
+
+@pytest.mark.parametrize("form", BLOCKS)
+@pytest.mark.parametrize("tokens", [200, 400])
+def test_a_name_that_is_looked_for_stands_with_the_lines_around_it(form, tokens):
+    draw = random.Random(3)
+    rows = [{"name": f"{draw.choice('abcde')}-{at}", "at": at, "amount": draw.randrange(100, 900)} for at in range(500)]
+    rows[311] |= {"name": "Ottilie", "amount": 4711}
+    text = "\n".join(BLOCKS[form].format(**row) for row in rows)
+    assert "4711" in extract_of(text, "What is there for Ottilie?", tokens).text
+
+
+def test_a_change_that_is_looked_for_stands_with_the_name_of_its_file():
+    draw, diff = random.Random(3), []
+    for at in range(90):
+        diff += [f"diff --git a/mod{at}.py b/mod{at}.py", f"--- a/mod{at}.py", f"+++ b/mod{at}.py"]
+        for hunk in range(4):
+            values = [f"x{draw.randrange(100)}" for _ in range(8)]
+            diff += [f"@@ -{hunk},9 +{hunk},9 @@", *(f" {value}" for value in values), f"-{at} = 1", f"+{at} = {hunk}"]
+    diff.insert(53 * 47 + 40, "+max_refund = 900")
+    shown = extract_of("\n".join(diff), "What is max_refund now?").text
+    assert "diff --git a/mod53.py b/mod53.py" in shown.split("+max_refund = 900")[0].splitlines()
+
+
 def test_records_are_counted_rather_than_lines():
     rows = [{"id": f"r-{at}", "tags": ["a", {"b": at}], "text": "words " * 20} for at in range(500)]
     stored = offload({"rows": rows}, "list", OffloadSettings(), counter=COUNTER, query="r-77")

@@ -324,6 +324,9 @@ def test_a_memory_is_not_corrected_by_others_nor_by_what_was_said_before() -> No
         ("Room A seats 12 people.", "Room B now seats 30 people.", "How many people does room A seat?"),
         ("Mein Chef heißt Karl.", "Der Chef von Anna heißt jetzt Jonas.", "Wie heißt mein Chef?"),
         ("Anna speaks French.", "Ben now speaks Spanish.", "What does Anna speak?"),
+        ("I play tennis.", "I play chess now.", "What do I play?"),
+        ("I speak French.", "I now speak Spanish.", "What do I speak?"),
+        ("My son plays football.", "My son plays chess now.", "What does my son play?"),
     ],
 )
 def test_the_same_of_somebody_or_something_else_ends_no_memory(older: str, later: str, question: str) -> None:
@@ -338,6 +341,8 @@ def test_the_same_of_somebody_or_something_else_ends_no_memory(older: str, later
         ("I have a dog.", "I no longer have a dog.", "Do I have a dog?"),
         ("I use a Mac at home.", "I finally sold it: I don't use a Mac now.", "Do I use a Mac at home?"),
         ("Anna works at Siemens.", "She no longer works at Siemens.", "Who works at Siemens?"),
+        ("I work at Siemens.", "I work at Bosch now.", "Where do I work?"),
+        ("I play tennis.", "I play padel instead of tennis now.", "What do I play?"),
     ],
 )
 def test_what_somebody_says_of_the_same_in_other_words_ends_a_memory(older: str, later: str, question: str) -> None:
@@ -405,6 +410,14 @@ VALUES = [
     ("My phone number is 555-0101.", "My new phone number is 555-0199.", True),
     ("I have a meeting on Monday.", "I have a meeting on Thursday.", False),
     ("Project A uses Jenkins.", "Project B switched to Buildkite.", False),
+    ("Version 1.2 is live.", "Version 1.3 is live now.", True),
+    ("Release 2.0 is in production.", "Release 2.1 is in production.", True),
+    ("Python 3.11 is our version.", "Python 3.12 is our version now.", True),
+    ("Version 1.2 is live.", "Version 1.3 is not live now.", False),
+    ("Version 1.2 is live.", "Version 1.3 is live on the test server now.", False),
+    ("Version 1.2 is broken.", "Version 1.3 is broken now.", False),
+    ("Ticket 41 is open.", "Ticket 42 is open now.", False),
+    ("My son lives in Berlin.", "My son moved to Madrid.", True),
 ]
 
 

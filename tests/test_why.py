@@ -203,6 +203,26 @@ def test_words_in_another_order_are_found_where_no_place_has_them_as_they_are(ch
     assert any("reserve the blue kayak" in place.text for place in answer.places)
 
 
+def test_a_search_that_did_not_bring_words_back_is_said_of_calls_that_made_one_alone() -> None:
+    def failing(key: str) -> dict[str, Any]:
+        """Looks a key up."""
+        return {"error": f"there is no {key}: {words(250, 'e')}"}
+
+    script = [reply for at in range(8) for reply in (call("failing", key="k"), words(200, f"a{at}w"))]
+    chat = Chat(script, tools=[failing], policy=PackPolicy(max_input_tokens=3_000))
+    chat.say(*(words(200, f"u{at}w") for at in range(8)))
+    searched = {manifest.number: manifest.searched for manifest in chat.manifests()}
+    acts = []
+    for text in (f"{who}{at}w50 " for at in range(8) for who in "ua"):
+        for span in (
+            span for place in why(chat.store, text).places for span in place.spans if "; a search" in span.act
+        ):
+            latest = [count for number, count in searched.items() if count and span.first <= number <= span.last]
+            note = f"{latest[-1]} turns did not bring it back" if latest else "turns was not made"
+            acts.append((span.act.endswith(f"; a search of {note}"), bool(latest)))
+    assert {*acts} == {(True, True), (True, False)}
+
+
 def test_one_call_alone(chat: Chat) -> None:
     answer = why(chat.store, "reserve the blue kayak", session="s1", call=3)
     assert answer.calls == 1

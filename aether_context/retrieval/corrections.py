@@ -58,6 +58,11 @@ def replaces(later: str, older: str) -> bool:
     fact, tokens = _fact_of(older), _tokens(later)
     if fact is None or _pattern("unsure").search(later):
         return False
+    # "Version 1.2 is live", and then "Version 1.3 is live now".
+    old, new = _content(fact.tokens), _content(tokens) - _listed("now")
+    is_series = fact.verb.value in _listed("unique") and old & new and old & new <= _listed("series")
+    if is_series and [[word[0].isdigit() for word in words] for words in (old - new, new - old)] == [[True], [True]]:
+        return not _pattern("denies").search(later)
     # "My editor is vim", and then "I use helix as my editor".
     match = _pattern("as").search(later)
     if match and fact.subject <= _content(_tokens(match[1])):
@@ -76,11 +81,17 @@ def is_about_another(later: str, older: str) -> bool:
     fronts = [statement.tokens[: statement.tokens.index(statement.verb)] for statement in (fact, new_fact)]
     doer, new_doer = (_content(front) - _listed("now", "speakers") for front in fronts)
     is_another = not new_doer & words and not all(_listed("speakers") & _words(front) for front in fronts)
-    is_same_verb = not doer or fact.verb.content == new_fact.verb.content
+    repeats_verb = fact.verb.content == new_fact.verb.content
+    # "I play tennis", "I play chess now"
+    is_beside = fact.verb.value in _listed("several") and not _pattern("only").search(later)
+    if is_beside and repeats_verb and not (words & new_words) - doer - fact.verb.content - _listed("now"):
+        return True
+    is_same_verb = not doer or repeats_verb
     if new_doer and is_another and is_same_verb and new_fact.verb.value not in _listed("unique"):
         return True  # "I weigh 82 kg", "my bike weighs 9 kg"
     if fact.subject <= new_words:
-        places = [at for at, token in enumerate(new_fact.tokens) if token.content & fact.subject]
+        verb, subject = new_fact.verb, fact.subject  # "at Bosch" makes of "I work" no other subject
+        places = [at for at, token in enumerate(new_fact.tokens) if token.content & subject and token != verb]
         return bool(places) and _is_of_another(places, 0, words, new_fact.tokens)
     return bool(doer & new_doer and new_doer - words)
 
@@ -149,8 +160,10 @@ def _fact_of(text: str) -> _Fact | None:
     """The fact that a statement tells; None of a question, and where no verb is known for one of the present."""
     tokens = _tokens(text)
     # A verb is listed, or stands behind "I" or "we", or ends in an s behind a noun.
-    listed = (at for at, token in enumerate(tokens) if token.value in _listed("states"))
-    by_speakers = (1 for _ in tokens[1:2] if _listed("speakers") & _words(tokens[:1]))
+    nouns = {at for at, token in enumerate(tokens, 1) if token.value in _listed("determiners")}  # "my son", no verb
+    listed = (at for at, token in enumerate(tokens) if token.value in _listed("states") and at not in nouns)
+    behind = (at for at, token in enumerate(tokens[1:], 1) if token.value not in _listed("now"))
+    by_speakers = behind if _listed("speakers") & _words(tokens[:1]) else ()
     pairs = enumerate(pairwise(tokens), 1)
     endings = (at for at, (noun, word) in pairs if noun.content and word.kind == "word" and word.value[-1] == "s")
     verb = next(chain(listed, by_speakers, endings), 0)
@@ -158,7 +171,7 @@ def _fact_of(text: str) -> _Fact | None:
         return None
     front, back = tokens[:verb], tokens[verb + 1 :]
     is_unique = tokens[verb].value in _listed("unique") and _listed("articles") & _words(back[:1])
-    if is_unique and [token.kind for token in front] == ["name"]:  # "Paula is the lead"
+    if is_unique and {token.kind.partition(":")[0] for token in front} <= {"name", "number"}:  # "Paula is the lead"
         front, back = back, front
     values = [token for token in back if token.kind not in ("word", "unit", "end")]
     words = (token for token in back if token.kind == "word")

@@ -326,7 +326,8 @@ _TELLS_CHANGE = re.compile(
     re.IGNORECASE,
 )
 _DENIES = re.compile(
-    r"\b(?:not?|never|stopped|quit|nicht|nie|kein\w*|aufgehört|ne|jamais|nunca|non)\b|n['’]t\b", re.IGNORECASE
+    r"\b(?:not?|never|stopped|quit|instead of|nicht|nie|kein\w*|aufgehört|ne|jamais|nunca|non)\b|n['’]t\b",
+    re.IGNORECASE,
 )
 _GOES_ON = re.compile(
     r"\b(?:also|too|still|even|again|besides|auch|noch|wieder|weiterhin|sogar|aussi|encore|toujours|también|todavía|aún"

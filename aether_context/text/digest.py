@@ -31,6 +31,11 @@ _MOST_COLUMNS, _MOST_CELLS, _COUNTED, _MOST_AROUND = 1_000, 200_000, 50, 20_000
 """Columns that are looked at, cells of all of them, those of one that are counted, and characters beside the list that
 are."""
 _NO_WORD = re.compile(r"\W+|_")
+_TRACEBACK = "Traceback (most recent call last)"
+"""What says nothing of an error, which the last line behind it names."""
+_RARE, _FOR_RARE = 3, 0.1
+"""Of so many records at most one has a rare field, and the share of the room for all such fields, which tell the most
+of the few records that have them: without it the one stack trace of a log is missing in its record."""
 
 
 class Digest(NamedTuple):
@@ -149,7 +154,8 @@ def _cell(scalars: Sequence[JSON]) -> JSON:
     values = [scalar for scalar in dict.fromkeys(scalars) if scalar not in ("", None)]
     if len(values) == 1 and not isinstance(values[0], str):
         return values[0]
-    text = " ".join(", ".join(map(str, values)).split())
+    text = ", ".join(map(str, values)).strip()
+    text = " ".join((text.rpartition("\n")[2] if _TRACEBACK in text else text).split())
     return f"{text[:_LONGEST_CELL]}…" if len(text) > _LONGEST_CELL else text or None
 
 
@@ -163,7 +169,7 @@ def _worth(path: str, cells: Sequence[JSON], query_words: set[str]) -> float:
     worth += 0.5 * all(any(map(str.isdecimal, text)) for text in texts)
     worth += 2.0 * (not query_words.isdisjoint(_NO_WORD.split(key.casefold())))
     worth += any(not query_words.isdisjoint(_NO_WORD.split(text.casefold())) for text in texts)
-    worth -= 0.4 * (len(keys) - 1) + (3 * len(texts) < len(cells))
+    worth -= 0.4 * (len(keys) - 1) + (_RARE * len(texts) < len(cells))
     worth -= 1.5 * (2 * sum(", " in text and text[0].isdecimal() for text in texts) > len(texts))
     worth -= 2.0 * any(text.endswith("…") for text in texts) + 1.5 * any("://" in text for text in texts)
     is_random = any(_RANDOM.fullmatch(text) is not None and not is_number(text) for text in texts[:3])
@@ -172,10 +178,13 @@ def _worth(path: str, cells: Sequence[JSON], query_words: set[str]) -> float:
 
 def _with_room(columns: Sequence[_Column], count: int, max_tokens: float) -> list[_Column]:
     """The columns that so many rows have room for, the most telling ones, in their order."""
-    shown_columns, length, tokens = set[int](), 0, float(count)
+    shown_columns, length, tokens, for_rare = set[int](), 0, float(count), _FOR_RARE * max_tokens
     for at in sorted(range(len(columns)), key=lambda at: (-columns[at].worth, columns[at].tokens, at)):
         column = columns[at]
-        has_room = tokens + column.tokens * count <= max_tokens or len(shown_columns) < _FEWEST_COLUMNS
+        of_all, is_rare = column.tokens * count, _RARE * sum(cell is not None for cell in column.cells) < count
+        has_room = tokens + of_all <= max_tokens or len(shown_columns) < _FEWEST_COLUMNS
+        if is_rare and not has_room and of_all <= for_rare:
+            has_room, for_rare = True, for_rare - of_all
         if has_room and length + column.length < _LONGEST_ROW:
             shown_columns.add(at)
             length, tokens = length + column.length, tokens + column.tokens * count

@@ -198,13 +198,14 @@ def _sample(
     per_character = tokens_per_character("\n".join(texts), counter)
     cost = [len(text) * per_character + 1 for text in texts]
     names = [tuple(dict.fromkeys(entities_of(text))) for text in texts]
+    worth = _relevance(texts, query)
     # What is not taken by errors, by lines about the query and by dense lines is left to the head and the tail.
     indices = {number: at for at, number in enumerate(numbers)}
     oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
     oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
     rankings = [
         (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
-        (0.3, _best_first(_relevance(texts, query))),
+        (0.3, _best_first(worth) if is_json else _with_neighbours(worth, texts, numbers, frozenset(heads))),
         (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [indices[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [indices[number]]) for number in columns),
@@ -299,7 +300,7 @@ _READ_WHOLE, _CHARACTERS_A_TOKEN = 40_000, 10
 _HEAD, _TAIL = 0.3, 0.1
 """Of the characters up to which a text is read whole, those of a longer one's head and tail that are read."""
 _MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
-_HITS_A_WORD, _LINES_A_HIT = 4, 5
+_HITS_A_WORD, _LINES_A_HIT, _LINES_BEFORE = 4, 5, 2
 _QUERY_WORD = re.compile(r"[\w./@-]{4,60}")
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 
@@ -308,8 +309,8 @@ def sampled(lines: Sequence[str], words: Iterable[str], whole: int = _READ_WHOLE
     """The places of the head, the tail, and of lines with the first and the last places of words; all of a short text.
 
     Args:
-        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. The lines
-            after each place come with it.
+        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. Two lines
+            before each place and four behind it come with it.
         whole: characters up to which a text is short.
     """
     starts = [0, *accumulate(len(line) + 1 for line in lines)]
@@ -323,7 +324,7 @@ def sampled(lines: Sequence[str], words: Iterable[str], whole: int = _READ_WHOLE
         lower = word.lower()
         places = [at for at in range(head, tail) if word in lines[at] or lower in lines[at]]
         for at in (*places[:_HITS_A_WORD], *places[-1:]):
-            numbers.update(range(at, min(at + _LINES_A_HIT, tail)))
+            numbers.update(range(max(head, at - _LINES_BEFORE), min(at + _LINES_A_HIT, tail)))
     return sorted(numbers)
 
 
@@ -342,6 +343,9 @@ _ERROR = re.compile(
 _ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceback", "panic", "xception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
+_SURE, _AROUND = 0.5, 5
+"""The least worth of a line that is surely looked for, and the lines on either side of it that may belong to it."""
+_ROW = re.compile(r"(?:\|\s*)?(?=\S*\d|.{0,60}[|;,\t])\S+")
 _LONGEST_NAME = 60
 
 
@@ -356,6 +360,33 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
 def _best_first(worth: Sequence[float]) -> list[int]:
     """The indices of lines that have any worth."""
     return sorted((at for at in range(len(worth)) if worth[at] > 0), key=lambda at: (-worth[at], at))
+
+
+def _with_neighbours(
+    worth: Sequence[float], texts: Sequence[str], numbers: Sequence[int], heads: frozenset[int]
+) -> list[int]:
+    """The indices of lines that have any worth; behind the best one the last heading above it, and the lines around it.
+
+    Of an element of XML, or an entry of YAML, one line has the name that is looked for, and the next ones what is said
+    of it. A row of a table has all in one line.
+    """
+    ranked, block = _best_first(worth), list[int]()
+    if not ranked or worth[ranked[0]] < _SURE:
+        return ranked
+    best, row = ranked[0], _row_of(texts[ranked[0]])
+    heading = [at for at in range(best) if numbers[at] in heads][-1:]
+    for step in (1, -1):
+        for at in range(best + step, best + step * (_AROUND + 1), step):
+            is_next = 0 <= at < len(texts) and numbers[at] - numbers[best] == at - best and texts[at].strip()
+            if not is_next or (row and _row_of(texts[at]) == row):
+                break
+            block.append(at)
+    return list(dict.fromkeys((best, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
+
+
+def _row_of(text: str) -> str:
+    """How a row of a table, or a line of a log, begins; empty for other lines."""
+    return re.sub(r"\w", "0", match[0]) if (match := _ROW.match(text)) is not None else ""
 
 
 def _errors(texts: Sequence[str]) -> list[int]:

@@ -297,17 +297,17 @@ def media_marks(*contents: Content) -> dict[str, str]:
 
 
 def _json(value: object, depth: int = 0) -> JSON:
-    """The plain JSON of a value: models by their fields, bytes by hash, other objects as sessions keep them."""
-    if depth > _DEEPEST:
-        return "…"
+    """The plain JSON of a value: models by their fields, bytes of these by hash, other objects as sessions keep them;
+    what is nested deeper than anything reads as text."""
+    if depth > _DEEPEST and isinstance(value, (BaseModel, Mapping, list, tuple)):
+        return canonical_json(plain(value))  # sent as it is, so all of it counts
     if value is None or type(value) in (str, bool) or (type(value) is int and is_writable(value)):
         return value
-    if isinstance(value, bytes):
-        return hash_bytes(value)
     if isinstance(value, enum.Enum):
         return str(value.value)
     if isinstance(value, BaseModel):
-        return {name: _json(field, depth + 1) for name, field in value.__dict__.items() if field is not None}
+        fields = ((name, field) for name, field in value.__dict__.items() if field is not None)
+        return {name: hash_bytes(it) if isinstance(it, bytes) else _json(it, depth + 1) for name, it in fields}
     if isinstance(value, Mapping):
         return {str(name): _json(item, depth + 1) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -36,6 +36,7 @@ from aether_context.text.entities import HISTORY
 _AROUND = 60
 _MOST_PLACES = 40
 _SEARCHED = "; a search of "
+_NO_SEARCH = "turns was not made"
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CANDIDATE_KINDS = ("memory", "note", "evidence", "recalled turn")
 
@@ -187,7 +188,7 @@ def why(
         raise PackNotFound(f"session {mains[0].session!r} has no call {call}: its calls are 1 to {mains[-1].number}")
     for exact in (True, False):
         search = _Search(store, text, exact=exact)
-        for manifest in manifests:
+        for manifest in manifests[: manifests.index(target) + 1] if target is not None else manifests:
             search.examine(manifest)
         search.look_at_turns()
         if target is not None:
@@ -371,14 +372,16 @@ class _Search:
 
     def _add(self, spot: Place, span: Span, manifest: Manifest) -> None:
         """Adds a call: to the span before where nothing changed."""
-        last = spot.spans[-1] if spot.spans else None
-        if last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere):
-            spot.spans[-1] = replace(last, last=span.last)
-        elif (spot.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
-            note = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else "turns was not made"
-            spot.spans.append(replace(span, act=f"{span.act}{_SEARCHED}{note}"))
+        last, act = spot.spans[-1] if spot.spans else None, span.act
+        if (spot.kind, span.form, span.holds, span.elsewhere) == ("message", "summarized", False, ()):
+            note = f"{manifest.searched:,} turns did not bring it back" if manifest.searched else _NO_SEARCH
+            act = f"{span.act}{_SEARCHED}{note}"
+        goes_on = last and (last.form, last.holds, not last.elsewhere) == (span.form, span.holds, not span.elsewhere)
+        is_search = act != span.act and bool(manifest.searched)  # the first one begins a span, the last one is named
+        if last and goes_on and not (is_search and last.act.endswith(_NO_SEARCH)):
+            spot.spans[-1] = replace(last, last=span.last, act=act if is_search else last.act)
         else:
-            spot.spans.append(span)
+            spot.spans.append(replace(span, act=act))
 
     def _holds(self, text: str) -> bool:
         if self._exact:
