@@ -13,7 +13,7 @@ from heapq import nsmallest
 from typing import NamedTuple
 
 from aether_context.pack import RECALLED, Candidate, CandidateKind, PackInput, Reason
-from aether_context.policy import RetrievalSettings
+from aether_context.policy import PackPolicy, RetrievalSettings
 from aether_context.redaction import masker
 from aether_context.text.patterns import pattern
 from aether_context.text.shorten import sentences
@@ -345,6 +345,13 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
     Twenty turns, not thirty, find .05 less of LoCoMo's evidence inside one session.
     """
     return settings.memory_k * max(6, 4 * breadth_of(source)) // 3
+
+
+def recalls(source: PackInput, policy: PackPolicy) -> bool:
+    """Tells whether turns may come back: where a policy wants them, and a message asks for anything."""
+    settings, request = policy.retrieval, source.request
+    is_asked = request.request_index is not None and not source.host.passthrough_reason
+    return is_asked and settings.recall and settings.memory_k > 0 and query_for(source, policy.redact) != ""
 
 
 LEAST_ROOM = 256

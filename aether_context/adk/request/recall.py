@@ -13,7 +13,7 @@ from aether_context.adk.request.sessions import AgentSession, PreparedCall
 from aether_context.pack import RECALLED, Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
-from aether_context.retrieval.ranking import room_for_turns
+from aether_context.retrieval.ranking import recalls, room_for_turns
 
 if TYPE_CHECKING:
     from aether_context.retrieval import Entry
@@ -159,9 +159,6 @@ def _embedder(name: str) -> Embedder | None:
 
 def _before_request(prepared: PreparedCall) -> Entries:
     """The entries before the message that is answered; none where no turn may come back."""
-    source, policy = prepared.source, prepared.call.policy
-    at, settings = source.request.request_index, policy.retrieval
-    is_wanted = settings.recall and settings.memory_k and query_for(source, policy.redact)
-    if not is_wanted or source.host.passthrough_reason or at is None:
-        return []
-    return prepared.history.entries[: source.request.positions[at]]
+    request, at = prepared.source.request, prepared.source.request.request_index
+    is_asked = at is not None and recalls(prepared.source, prepared.call.policy)
+    return prepared.history.entries[: request.positions[at or 0]] if is_asked else []

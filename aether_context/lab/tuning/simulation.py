@@ -26,10 +26,10 @@ from aether_context.lab.tuning.retention import Used, used
 from aether_context.pack import NOTHING, RECALLED, Content, Epoch, Pack, PackInput, Part, Previous, Usage, with_content
 from aether_context.packing import build_pack, next_input, turns_to_find
 from aether_context.policy import PackPolicy, differing, merged
-from aether_context.retrieval import Entry, query_for
+from aether_context.retrieval import Entry
 from aether_context.retrieval.call_indexes import recalled, turn_entries
 from aether_context.retrieval.embedders import embedder_for
-from aether_context.retrieval.ranking import room_for_turns
+from aether_context.retrieval.ranking import recalls, room_for_turns
 from aether_context.store import Manifest
 from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for
@@ -274,7 +274,7 @@ class Simulation:
         counter, counts = counter_for(call.source.request.model), self._recorded.counts
         build = partial(build_pack, policy=policy, counter=counter, cache=self._cache, recorded=counts)
         source = _source(call, policy, previous)
-        sizes = [_sizes(content) for content in _before_request(call, source, policy)]
+        sizes = [_sizes(content) for content in call.history[: call.request_index]] if recalls(source, policy) else []
         room = room_for_turns(sizes, source)
         source = source._replace(search=source.search._replace(room=room))
         if source.request.first_call and source.epoch.cut_count:
@@ -293,8 +293,7 @@ class Simulation:
         Turns are the texts without calls and responses.
         """
         entries: list[Entry] = []
-        history = _before_request(call, source, policy)
-        for position, (content, time) in enumerate(zip(history, call.times, strict=False)):
+        for position, (content, time) in enumerate(zip(call.history[: call.request_index], call.times, strict=False)):
             speaker = content.agent or ("user" if content.role == "user" else self._recorded.agent)
             if words := _turn(content):
                 entries += turn_entries(position, words, time=time, speaker=speaker)
@@ -306,13 +305,6 @@ class Simulation:
         found_elsewhere = (candidate for candidate in source.candidates if candidate.source != RECALLED)
         search = source.search._replace(turns=len(entries))
         return source._replace(candidates=(*found_elsewhere, *candidates), search=search)
-
-
-def _before_request(call: RecordedCall, source: PackInput, policy: PackPolicy) -> Sequence[Content]:
-    """The contents before the message that is answered; none where no turn may come back."""
-    at, settings = call.request_index, policy.retrieval
-    is_wanted = settings.recall and settings.memory_k and query_for(source, policy.redact)
-    return () if at is None or not is_wanted or source.host.passthrough_reason else call.history[:at]
 
 
 @with_content
