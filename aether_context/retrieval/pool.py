@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -356,10 +357,10 @@ class _Talks(NamedTuple):
 
 
 def _grown(table: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """A table with rows behind its own, in the spare room behind it or in half as much room again."""
+    """A table with rows behind its own, in the spare room behind it or in an eighth as much room again."""
     size, room = len(table) + len(rows), table.base
     if not isinstance(room, np.ndarray) or len(room) < size:
-        room = np.empty((size + size // 2, *rows.shape[1:]), table.dtype)
+        room = np.empty((size + size // 8, *rows.shape[1:]), table.dtype)
         room[: len(table)] = table
     room[len(table) : size] = rows
     return room[:size]
@@ -455,7 +456,6 @@ class HybridIndex:
         self._redact: Callable[[str], str] = redact or str
         self._entries: list[Entry] = []
         self._said: list[str] = []
-        self._ids: set[str] = set()
         self._threads: dict[str | None, int] = {None: -1}
         self._texts = Pool(self._embedder)
         self.extend(entries)
@@ -465,7 +465,7 @@ class HybridIndex:
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Adds entries. Errors as of `HybridIndex`, and nothing is added then."""
-        new, ids = list(entries), set(self._ids)
+        new, ids = list(entries), set(map(attrgetter("id"), self._entries))
         for entry in new:
             if entry.id in ids:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
@@ -478,7 +478,7 @@ class HybridIndex:
         texts = [self._redact(entry.text) for entry in new]
         hashes = [terms.hash_terms(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
         self._texts.extend(hashes, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
-        self._ids, self._entries, self._said = ids, self._entries + new, self._said + texts
+        self._entries, self._said = self._entries + new, self._said + texts
 
     @classmethod
     def from_texts(

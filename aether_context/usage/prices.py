@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from genai_prices.types import ModelPrice
 
 
-
 WORKING_TOKENS = 128_000
 """The window of a model that nobody set one for, at most. Computed over 2,000 turns, a window of 1,048,576 tokens costs
 47 times as much a call as one of 8,000."""

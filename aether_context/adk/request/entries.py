@@ -64,8 +64,10 @@ class HistoryEntry:
     stored_in: TurnFiles | None = None
     frozen: tuple[Content, types.Content | None] | None = None
     raw: types.Content | None = None
-    passages: tuple[str, Sequence[Entry]] | None = None
-    """Its words as an index takes them, behind the name of the mask that they went through."""
+    passages: Sequence[Entry] = ()
+    """Its words as an index takes them."""
+    masked_by: str | None = None
+    """The name of the mask that these went through; None before they are made."""
 
     def is_stored_as(self, raw: types.Content, key: int, reader: Reader) -> bool:
         """Tells whether a content is the one that the store had, which is then known by its key."""
@@ -86,11 +88,11 @@ class HistoryEntry:
         """Its words as an index takes them, masked; nothing where it is no turn. See `turn_entries`."""
         from aether_context.retrieval.call_indexes import turn_entries
 
-        if self.passages is None or self.passages[0] != mask.name:
+        if self.masked_by != mask.name:
             words, origin = self.words, self.origin
             turns = turn_entries(at, mask(words), time=origin.time, speaker=origin.author) if origin and words else ()
-            self.passages = mask.name, turns
-        return self.passages[1]
+            self.passages, self.masked_by = tuple(turns), mask.name
+        return self.passages
 
 
 Entries: TypeAlias = Sequence[HistoryEntry | None]
