@@ -116,9 +116,8 @@ class Pool:
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = joined_hashes([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
-        self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
-        self._norms, self._alike = np.empty(0), np.empty(0)
+        self._times, self._norms, self._alike = np.empty(0), np.empty(0), np.empty(0)
         self._changes = np.empty((0, 2), dtype=np.bool_)
         self._last_places: dict[int, int] = {}
         self._speakers: set[bytes] = set()
@@ -140,8 +139,7 @@ class Pool:
         """
         marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in term_hashes), dtype=_TERM).reshape(-1, 2)
         new_terms, new_lengths = joined_hashes([of_text[_MARKS:] for of_text in term_hashes])
-        self._marks = _grown(self._marks, marks)
-        self._terms = _grown(self._terms, new_terms)
+        self._marks, self._terms = _grown(self._marks, marks), _grown(self._terms, new_terms)
         self._lengths = _grown(self._lengths, new_lengths)
         self._times = _grown(self._times, np.array(times, dtype=np.float64))  # None becomes NaN
         self._threads = _grown(self._threads, np.array(threads, dtype=np.int64))
@@ -174,12 +172,11 @@ class Pool:
         for at, thread in enumerate(self._threads[first:].tolist(), first):
             previous.append(self._last_places.get(thread, at))
             self._last_places[thread] = at
-        self._norms = _grown(self._norms, lengths_of(self.vectors[first:]))
+        self._norms, self._talks = _grown(self._norms, lengths_of(self.vectors[first:])), None
         alike = np.einsum("ij,ij->i", self.vectors[first:], self.vectors[previous], dtype=np.int32).astype(np.float64)
         lengths = self._norms[first:] * self._norms[previous]
         self._alike = _grown(self._alike, np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0))
         self._speakers.update(mark.tobytes() for mark in np.unique(self._marks[first:, 0]))
-        self._talks = None
 
     def named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
         """A query without the names of those who speak here, which stand in half of all texts; and which texts are

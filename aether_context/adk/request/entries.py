@@ -78,8 +78,7 @@ class HistoryEntry:
 
     def take_in(self, raw: types.Content, reader: Reader, model: str) -> tuple[Content, types.Content | None]:
         """Takes in its content, as it would be sent to a model."""
-        frozen = self.frozen
-        if frozen is None:
+        if (frozen := self.frozen) is None:
             frozen = self.frozen = reader.freeze(raw, model)
             self.digest = frozen[0].digest
         return frozen
@@ -114,11 +113,8 @@ def same_until(entries: Entries, loaded: Sequence[types.Content], reader: Reader
 
 def turns_of(entries: Entries, mask: Masker) -> list[Entry]:
     """The turns among entries as an index takes them."""
-    turns: list[Entry] = []
-    for at, entry in enumerate(entries):
-        if entry is not None and entry.words:
-            turns += entry.passages_under(mask, at)
-    return turns
+    passages = (entry.passages_under(mask, at) for at, entry in enumerate(entries) if entry is not None and entry.words)
+    return [*chain.from_iterable(passages)]
 
 
 def extended(
