@@ -120,7 +120,7 @@ class CachedEmbedder:
 
     Args:
         name: stands for a name that the embedder has not.
-        max_texts: so many are kept, as whole numbers; of 384 dimensions, 20,000 take 13 MB.
+        max_texts: so many are kept, as whole numbers; of 384 dimensions, 20,000 take 12 MB.
     """
 
     def __init__(self, embedder: EmbedsTexts, name: str = "", *, max_texts: int = 20_000) -> None:
@@ -413,5 +413,5 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
 @lru_cache(maxsize=8)
 def _packaged(kind: str, model: str) -> CachedEmbedder:
     if kind == "static":  # an index keeps the vectors of its own texts, and this model makes one in 30 microseconds
-        return CachedEmbedder(StaticEmbedder(), max_texts=1_000)
+        return CachedEmbedder(StaticEmbedder(), max_texts=500)
     return CachedEmbedder(TransformerEmbedder(model))
