@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import random
+import tracemalloc
+
 import numpy as np
 import pytest
 
@@ -216,3 +219,21 @@ def test_what_is_added_does_not_copy_what_is_there(index):
     index.extend([entry("last", "the entrance")])
     assert index._texts.vectors.base is room
     assert ids(index.search("entrance", 1)) == ["last"]
+
+
+def test_an_index_that_grows_keeps_less_than_a_kilobyte_of_each_text():
+    words = [f"{first}{second}" for first in ("mer", "tal", "vos", "kin") for second in ("an", "os", "ra", "lim")]
+    draw, index = random.Random(1), HybridIndex.from_texts([], [])
+    texts = [" ".join(draw.choices(words, k=20)) for _ in range(2_000)]
+    entries = [entry(f"{number}", text) for number, text in enumerate(texts)]
+    index.extend(entries[:100])
+    tracemalloc.start()
+    try:
+        before = tracemalloc.get_traced_memory()[0]
+        for start in range(100, len(entries), 100):
+            index.extend(entries[start : start + 100])
+        kept = tracemalloc.get_traced_memory()[0] - before
+    finally:
+        tracemalloc.stop()
+    assert len(index) == len(texts)
+    assert kept < 1_000 * (len(texts) - 100), "texts and entries aside"

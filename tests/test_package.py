@@ -70,6 +70,13 @@ def test_importing_the_command_line_loads_next_to_nothing():
     assert sorted(found.intersection({*HEAVY, "pydantic", "fsspec"})) == []
 
 
+@pytest.mark.parametrize("module", ["packs", "inspection", "stores"])
+def test_commands_that_only_read_packs_load_neither_numpy_nor_what_plays_sessions(module):
+    found = loaded_by(f"import aether_context.lab.cli.{module}")
+    assert "aether_context.store.packs" in found
+    assert sorted(found.intersection({"numpy", "aether_context.lab.tuning.simulation"})) == []
+
+
 def public_names():
     generator = runpy.run_path(str(ROOT / "docs" / "generate.py"))
     for package in generator["API"]:

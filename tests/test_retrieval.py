@@ -84,6 +84,17 @@ def test_what_was_embedded_is_remembered():
     assert inner.asked[-1] == (("a",), "entry")
 
 
+def test_an_index_finds_the_same_by_vectors_that_were_remembered():
+    texts = ["a red door", "the tax law of 1971", "a dog is called Rex"]
+    cached = CachedEmbedder(static)
+    plain, first, again = (
+        HybridIndex.from_texts(["a", "b", "c"], texts, embedder=embedder).search("What is my dog called?", every=True)
+        for embedder in (static, cached, cached)
+    )
+    assert plain == first == again
+    assert plain[0].scores["cosine"] > 0
+
+
 def test_embedders_by_name():
     assert embedder_for("none") is None
     assert embedder_for(None).name == embedder_for("static").name == static.name

@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, TypeAlias
 
 import numpy as np
-from cachetools import LRUCache
 from numpy.typing import NDArray
 
 from aether_context.canonical import digest_of
 from aether_context.errors import EmbeddingError, MissingExtra, PolicyError, near_names
 from aether_context.retrieval.terms import STOP_WORDS
+from aether_context.tokens.counters import SharedLRU
 
 if TYPE_CHECKING:
     from sentence_transformers import SentenceTransformer
@@ -60,7 +60,9 @@ def unit(vectors: NDArray[np.generic]) -> Vectors:
 
 
 def quantized(vectors: Vectors) -> Rows:
-    """Each row as whole numbers from -127 to 127, the largest of them at an end."""
+    """Each row as whole numbers from -127 to 127, the largest of them at an end; such rows stay as they are."""
+    if not np.isfinite(vectors).all():
+        raise ValueError("there are numbers that are not finite")
     doubles = vectors.astype(np.float64)
     largest = np.abs(doubles).max(axis=1, keepdims=True, initial=0.0)
     scaled = np.divide(doubles * 127, largest, out=np.zeros_like(doubles), where=largest > 0)
@@ -105,10 +107,10 @@ def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose
     if embedder is None or not texts:
         return np.zeros((len(texts), 0), dtype=np.int8)
     try:
-        vectors = np.asarray(embedder.embed(texts, purpose=purpose), dtype=np.float32)
-        if len(vectors) != len(texts) or not np.isfinite(vectors).all():
-            raise ValueError(f"{len(vectors)} vectors came back for {len(texts)} texts, or numbers that are not finite")
-        return quantized(vectors)
+        rows = quantized(np.asarray(embedder.embed(texts, purpose=purpose), dtype=np.float32))
+        if len(rows) != len(texts):
+            raise ValueError(f"{len(rows)} vectors came back for {len(texts)} texts")
+        return rows
     except Exception as error:  # whatever a model or a service raises
         raise EmbeddingError(embedder.name, f"{type(error).__name__}: {error}") from error
 
@@ -118,13 +120,12 @@ class CachedEmbedder:
 
     Args:
         name: stands for a name that the embedder has not.
-        max_texts: so many are kept; of 384 dimensions, 20,000 take 30 MB.
+        max_texts: so many are kept, as whole numbers; of 384 dimensions, 20,000 take 12 MB.
     """
 
     def __init__(self, embedder: EmbedsTexts, name: str = "", *, max_texts: int = 20_000) -> None:
         self._embedder, self._name = embedder, name
-        self._cache: LRUCache[bytes, Vectors] = LRUCache(max_texts)
-        self._lock = threading.Lock()
+        self._rows: SharedLRU[bytes, bytes] = SharedLRU(max_texts)
 
     @property
     def name(self) -> str:
@@ -132,14 +133,13 @@ class CachedEmbedder:
 
     def embed(self, texts: Sequence[str], *, purpose: Purpose = "entry") -> Vectors:
         keys = [digest_of(f"{purpose}\n{text}") for text in texts]
-        with self._lock:
-            rows = {key: self._cache[key] for key in dict.fromkeys(keys) if key in self._cache}
+        rows = {key: row for key in dict.fromkeys(keys) if (row := self._rows.get(key)) is not None}
         if new := {key: text for key, text in zip(keys, texts, strict=True) if key not in rows}:
             fresh = np.asarray(self._embedder.embed(list(new.values()), purpose=purpose), dtype=np.float32)
-            rows |= zip(new, map(np.copy, fresh), strict=True)
-            with self._lock:
-                self._cache.update((key, rows[key]) for key in new)
-        return np.stack([rows[key] for key in keys])
+            rows |= zip(new, map(np.ndarray.tobytes, quantized(fresh)), strict=True)
+            for key in new:
+                self._rows.put(key, rows[key])
+        return np.stack([np.frombuffer(rows[key], np.int8) for key in keys]).astype(np.float32)
 
 
 _MOST_CHARACTERS = 8_000
@@ -412,4 +412,6 @@ def embedder_for(name: str | Embedder | None = None) -> Embedder | None:
 
 @lru_cache(maxsize=8)
 def _packaged(kind: str, model: str) -> CachedEmbedder:
-    return CachedEmbedder(StaticEmbedder() if kind == "static" else TransformerEmbedder(model))
+    if kind == "static":  # an index keeps the vectors of its own texts, and this model makes one in 30 microseconds
+        return CachedEmbedder(StaticEmbedder(), max_texts=500)
+    return CachedEmbedder(TransformerEmbedder(model))

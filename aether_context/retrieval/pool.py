@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -115,9 +116,8 @@ class Pool:
         self._marks = np.empty((0, 2), dtype=_TERM)
         self._terms, self._lengths = joined_hashes([])
         self.vectors: Rows = np.empty((0, 0), dtype=np.int8)
-        self._times = np.empty(0)
         self._threads = np.empty(0, dtype=np.int64)
-        self._norms, self._alike = np.empty(0), np.empty(0)
+        self._times, self._norms, self._alike = np.empty(0), np.empty(0), np.empty(0)
         self._changes = np.empty((0, 2), dtype=np.bool_)
         self._last_places: dict[int, int] = {}
         self._speakers: set[bytes] = set()
@@ -139,8 +139,7 @@ class Pool:
         """
         marks = np.frombuffer(b"".join(of_text[:_MARKS] for of_text in term_hashes), dtype=_TERM).reshape(-1, 2)
         new_terms, new_lengths = joined_hashes([of_text[_MARKS:] for of_text in term_hashes])
-        self._marks = _grown(self._marks, marks)
-        self._terms = _grown(self._terms, new_terms)
+        self._marks, self._terms = _grown(self._marks, marks), _grown(self._terms, new_terms)
         self._lengths = _grown(self._lengths, new_lengths)
         self._times = _grown(self._times, np.array(times, dtype=np.float64))  # None becomes NaN
         self._threads = _grown(self._threads, np.array(threads, dtype=np.int64))
@@ -173,12 +172,11 @@ class Pool:
         for at, thread in enumerate(self._threads[first:].tolist(), first):
             previous.append(self._last_places.get(thread, at))
             self._last_places[thread] = at
-        self._norms = _grown(self._norms, lengths_of(self.vectors[first:]))
+        self._norms, self._talks = _grown(self._norms, lengths_of(self.vectors[first:])), None
         alike = np.einsum("ij,ij->i", self.vectors[first:], self.vectors[previous], dtype=np.int32).astype(np.float64)
         lengths = self._norms[first:] * self._norms[previous]
         self._alike = _grown(self._alike, np.divide(alike, lengths, out=np.zeros(len(alike)), where=lengths > 0))
         self._speakers.update(mark.tobytes() for mark in np.unique(self._marks[first:, 0]))
-        self._talks = None
 
     def named(self, query: str) -> tuple[str, NDArray[np.bool_]]:
         """A query without the names of those who speak here, which stand in half of all texts; and which texts are
@@ -356,10 +354,10 @@ class _Talks(NamedTuple):
 
 
 def _grown(table: NDArray[Any], rows: NDArray[Any]) -> NDArray[Any]:
-    """A table with rows behind its own, in the spare room behind it or in half as much room again."""
+    """A table with rows behind its own, in the spare room behind it or in an eighth as much room again."""
     size, room = len(table) + len(rows), table.base
     if not isinstance(room, np.ndarray) or len(room) < size:
-        room = np.empty((size + size // 2, *rows.shape[1:]), table.dtype)
+        room = np.empty((size + size // 8, *rows.shape[1:]), table.dtype)
         room[: len(table)] = table
     room[len(table) : size] = rows
     return room[:size]
@@ -455,7 +453,6 @@ class HybridIndex:
         self._redact: Callable[[str], str] = redact or str
         self._entries: list[Entry] = []
         self._said: list[str] = []
-        self._ids: set[str] = set()
         self._threads: dict[str | None, int] = {None: -1}
         self._texts = Pool(self._embedder)
         self.extend(entries)
@@ -465,7 +462,7 @@ class HybridIndex:
 
     def extend(self, entries: Iterable[Entry]) -> None:
         """Adds entries. Errors as of `HybridIndex`, and nothing is added then."""
-        new, ids = list(entries), set(self._ids)
+        new, ids = list(entries), set(map(attrgetter("id"), self._entries))
         for entry in new:
             if entry.id in ids:
                 raise SearchIndexError(f"id {entry.id!r} is there twice: give each entry its own")
@@ -478,7 +475,7 @@ class HybridIndex:
         texts = [self._redact(entry.text) for entry in new]
         hashes = [terms.hash_terms(text, entry.speaker) for text, entry in zip(texts, new, strict=True)]
         self._texts.extend(hashes, vectors_of(self._embedder, texts), [entry.time for entry in new], numbers)
-        self._ids, self._entries, self._said = ids, self._entries + new, self._said + texts
+        self._entries, self._said = self._entries + new, self._said + texts
 
     @classmethod
     def from_texts(

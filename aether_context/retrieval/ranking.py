@@ -191,7 +191,7 @@ def diversify(candidates: Sequence[Candidate], *, k: int, diversity: float) -> l
     return ranked
 
 
-@lru_cache(maxsize=1_000)
+@lru_cache(maxsize=200)
 def _vocabulary(text: str) -> frozenset[str]:
     """The words of a text in lower case; the parts of identifiers are words of their own."""
     return frozenset(word.casefold() for word in _WORD.findall(text))

@@ -69,7 +69,7 @@ class TokenCache:
     """
 
     def __init__(self, shared: TokenCache | None = None) -> None:
-        self.counts: SharedLRU[str, int] = shared.counts if shared else SharedLRU(20_000)
+        self.counts: SharedLRU[str, int] = shared.counts if shared else SharedLRU(10_000)
         self.contents: SharedLRU[str, Content] = shared.contents if shared else SharedLRU(500)
         self.columns: SharedLRU[Hashable, DerivedColumns] = SharedLRU(16)
 

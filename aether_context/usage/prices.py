@@ -10,6 +10,7 @@ import functools
 from decimal import Decimal
 from typing import TYPE_CHECKING, NamedTuple
 
+from aether_context.policy import PackPolicy
 from aether_context.tokens.model_limits import listed_models, model_window
 
 if TYPE_CHECKING:
@@ -29,6 +30,11 @@ def working_window(model: str) -> int:
     prices = (info.get_prices(latest).input_mtok for info in listed_models(model)[:1])
     tiers = [int(tier.start) for price in prices for tier in getattr(price, "tiers", ())]
     return min([WORKING_TOKENS, model_window(model), *tiers])
+
+
+def window_under(policy: PackPolicy, model: str, recorded: int) -> int:
+    """The window of a recorded call under a policy: the ``recorded`` one unless the policy names one for the model."""
+    return model_window(model) if policy.takes_all(model) else policy.window_of(model) or recorded
 
 
 class Prices(NamedTuple):

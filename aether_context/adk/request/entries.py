@@ -64,8 +64,10 @@ class HistoryEntry:
     stored_in: TurnFiles | None = None
     frozen: tuple[Content, types.Content | None] | None = None
     raw: types.Content | None = None
-    passages: tuple[str, Sequence[Entry]] | None = None
-    """Its words as an index takes them, behind the name of the mask that they went through."""
+    passages: Sequence[Entry] = ()
+    """Its words as an index takes them."""
+    masked_by: str | None = None
+    """The name of the mask that these went through; None before they are made."""
 
     def is_stored_as(self, raw: types.Content, key: int, reader: Reader) -> bool:
         """Tells whether a content is the one that the store had, which is then known by its key."""
@@ -76,8 +78,7 @@ class HistoryEntry:
 
     def take_in(self, raw: types.Content, reader: Reader, model: str) -> tuple[Content, types.Content | None]:
         """Takes in its content, as it would be sent to a model."""
-        frozen = self.frozen
-        if frozen is None:
+        if (frozen := self.frozen) is None:
             frozen = self.frozen = reader.freeze(raw, model)
             self.digest = frozen[0].digest
         return frozen
@@ -86,11 +87,11 @@ class HistoryEntry:
         """Its words as an index takes them, masked; nothing where it is no turn. See `turn_entries`."""
         from aether_context.retrieval.call_indexes import turn_entries
 
-        if self.passages is None or self.passages[0] != mask.name:
+        if self.masked_by != mask.name:
             words, origin = self.words, self.origin
             turns = turn_entries(at, mask(words), time=origin.time, speaker=origin.author) if origin and words else ()
-            self.passages = mask.name, turns
-        return self.passages[1]
+            self.passages, self.masked_by = tuple(turns), mask.name
+        return self.passages
 
 
 Entries: TypeAlias = Sequence[HistoryEntry | None]
@@ -112,11 +113,8 @@ def same_until(entries: Entries, loaded: Sequence[types.Content], reader: Reader
 
 def turns_of(entries: Entries, mask: Masker) -> list[Entry]:
     """The turns among entries as an index takes them."""
-    turns: list[Entry] = []
-    for at, entry in enumerate(entries):
-        if entry is not None and entry.words:
-            turns += entry.passages_under(mask, at)
-    return turns
+    passages = (entry.passages_under(mask, at) for at, entry in enumerate(entries) if entry is not None and entry.words)
+    return [*chain.from_iterable(passages)]
 
 
 def extended(

@@ -13,7 +13,6 @@ from typing import Literal, TypeAlias
 from aether_context.canonical import JSON, short
 from aether_context.conversation.strategy import summary_content
 from aether_context.errors import AetherContextError
-from aether_context.lab.tuning.simulation import window_under
 from aether_context.pack import Content, Pack, Part, Quote, Row, SentForm, content_name, content_place
 from aether_context.policy import PackPolicy, differing
 from aether_context.store import Manifest, record
@@ -21,6 +20,7 @@ from aether_context.store.manifest import Record
 from aether_context.store.recording import is_content
 from aether_context.store.replay import Replayer
 from aether_context.text.pairing import pair_results
+from aether_context.usage.prices import window_under
 
 _MOST_WORDS = 60
 """Characters of a call's arguments that stand in the names of rows."""

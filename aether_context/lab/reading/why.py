@@ -13,25 +13,26 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from itertools import groupby
 from operator import itemgetter
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from aether_context.canonical import canonical_json, hash_text
 from aether_context.conversation.content_json import content_from_wire, content_of_parts, text_part
 from aether_context.errors import AetherContextError, PackNotFound
 from aether_context.evidence.record import READ, SEARCH
-from aether_context.lab.reading.cures import Cures
 from aether_context.lab.reading.packs import WHY, PackView, Piece, joined_text, tool_names, view_of
 from aether_context.lab.reading.sessions import read_back, session_packs
 from aether_context.pack import RECALLED, Content, Form, Pack, Row, content_name, content_place, values_of
 from aether_context.packing.compaction import mark_tokens
 from aether_context.packing.draft import spare_tokens
 from aether_context.policy import PackPolicy
-from aether_context.retrieval.terms import terms
 from aether_context.store import Manifest, PackStore
 from aether_context.store.masking import OTHERWISE
 from aether_context.store.replay import Replayer
 from aether_context.store.turns import TurnFiles
 from aether_context.text.entities import HISTORY
+
+if TYPE_CHECKING:
+    from aether_context.lab.reading.cures import Cures
 
 _AROUND = 60
 _MOST_PLACES = 40
@@ -140,6 +141,8 @@ class Answer:
 
     def excerpt(self, spot: Place) -> str:
         """The words in a place, and what stands around them."""
+        from aether_context.retrieval.terms import terms
+
         line, query = _line(spot.text), frozenset(terms(self.text))
         at = line.casefold().find(_line(self.text).casefold())
         if at < 0:
@@ -175,6 +178,8 @@ def why(
         ValueError: the text holds no word.
         PackNotFound: there is no such session, no such call, or none of such an agent.
     """
+    from aether_context.retrieval.terms import terms  # it loads numpy
+
     if not terms(text):
         raise ValueError(f"text is {text!r}: give some words to look for")
     store = PackStore(store) if isinstance(store, str) else store
@@ -384,6 +389,8 @@ class _Search:
             spot.spans.append(replace(span, act=act))
 
     def _holds(self, text: str) -> bool:
+        from aether_context.retrieval.terms import terms
+
         if self._exact:
             return _line(self._text).casefold() in _line(text).casefold()
         return set(terms(self._text)) <= set(terms(text))
@@ -453,6 +460,8 @@ class _Search:
         return AgentVerdict(session=session, agent=agent, call=number, is_read=is_read, sentence=sentence, cure=cure)
 
     def _cure(self, manifest: Manifest, places: Sequence[Place], most_packs: int) -> str:
+        from aether_context.lab.reading.cures import Cures  # what plays sessions takes long to load
+
         tools = {spot.who.partition("(")[0] for spot in places if spot.kind == "tool result"}
         try:
             if (key := manifest.session_key) not in self._cures:

@@ -34,8 +34,7 @@ from aether_context.store import Manifest
 from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for
 from aether_context.tokens.cache import TokenCache
-from aether_context.tokens.model_limits import model_window
-from aether_context.usage.prices import cached_share, prices_of, working_window
+from aether_context.usage.prices import cached_share, prices_of, window_under, working_window
 
 _PlayedCall: TypeAlias = tuple[RecordedCall, Pack]
 """A recorded call, and the pack that was built for it instead."""
@@ -377,11 +376,6 @@ def _varied(recorded: PackPolicy, policy: PackPolicy, others: Sequence[PackPolic
         return PackPolicy(**merged(policy.model_dump(), own)) if own else policy
     except PolicyError:  # they leave no room for each other
         return recorded
-
-
-def window_under(policy: PackPolicy, model: str, recorded: int) -> int:
-    """The window of a recorded call under a policy: the ``recorded`` one unless the policy names one for the model."""
-    return model_window(model) if policy.takes_all(model) else policy.window_of(model) or recorded
 
 
 def _source(call: RecordedCall, policy: PackPolicy, previous: _PlayedCall | None) -> PackInput:
