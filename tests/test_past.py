@@ -97,6 +97,21 @@ def test_a_hit_in_a_stored_result_names_its_address():
     assert "lot 412: crate" in found(chat)
 
 
+def test_what_is_found_in_one_result_comes_together_in_its_order():
+    chat = Chat(script=[call("list_lots"), "Done."], tools=[list_lots], policy=small(8_000))
+    chat.say("List the lots.", *turns(18))
+    chat.llm.script[:] = [search("crates of figs in bay 3, lot 412 and lot 97"), "Found."]
+    chat.say("Where are they?")
+    passages = chat.sent[-1].answers("search_artifact")[-1]["found"]
+    (lots,) = (passage for passage in passages if "crate" in passage["text"])
+    ranges = [[int(number) for number in places.split("-")] for places in lots["lines"].split(", ")]
+    assert ranges == sorted(ranges)
+    parts = lots["text"].split("\n…\n")
+    assert [part.count("\n") for part in parts] == [places[-1] - places[0] for places in ranges]
+    assert len(parts) > 1
+    assert len({passage["of"] for passage in passages if "of" in passage}) == sum("of" in one for one in passages)
+
+
 def test_the_first_extract_of_an_agent_names_the_past_and_no_other():
     script = [call("big_file", name="a"), call("big_file", name="b"), "Read."]
     chat = Chat(script=script, tools=[big_file], policy=small(16_000))
