@@ -279,13 +279,13 @@ class RequestPacker:
         problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
-        prepared = self._parts.recall.with_room(prepared)
+        is_little = _is_little(source, policy, last.pack if last is not None else None)
+        prepared = prepared if is_little else self._parts.recall.with_room(prepared)
+        is_instant = is_little and not policy.redact_prompt
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
             masks, or with a provider that is asked."""
-            previous = last.pack if last is not None else None
-            is_instant = _is_little(source, policy, previous) and not policy.redact_prompt
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)

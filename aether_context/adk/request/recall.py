@@ -56,6 +56,8 @@ class Recall:
         entries, source = _before_request(prepared), prepared.source
         sizes = [(len(entry.words), entry.sizes[0], entry.sizes[2]) for entry in entries if entry is not None]
         room = room_for_turns(sizes, source)
+        if room == source.search.room:
+            return prepared
         return prepared.with_source(search=source.search._replace(room=room))
 
     async def turns(
@@ -66,8 +68,11 @@ class Recall:
         Args:
             session: the agent's, with the indexes of its turns.
             whole: positions of the contents that are sent whole, neither as a placeholder nor as an extract.
-            room: tokens for those turns.
+            room: tokens for those turns; 0 where it was not measured, since the call adds little.
         """
+        if not room:
+            prepared = self.with_room(prepared)
+            room = prepared.source.search.room
         call, source, history, entries = prepared.call, prepared.source, prepared.history, _before_request(prepared)
 
         def read_turns() -> list[Entry]:
