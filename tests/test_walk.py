@@ -26,20 +26,20 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 28_940,
-    "code that a call can run": 22_890,
+    "code": 29_040,
+    "code that a call can run": 22_980,
     "homonyms": 0,
     "clauses%": 3.0,
     "vague": 216,
     "imports": 27,
     "first call: files": 88,
-    "first call: functions": 657,
+    "first call: functions": 660,
     "first call: lines": 8_020,
     "first call: moves": 836,
     "later call: files": 71,
     "later call: functions": 498,
     "later call: lines": 6_170,
-    "later call: moves": 594,
+    "later call: moves": 600,
     "settings": 56,
 }
 """Figures of `house`, and how many values of a policy somebody can set, each with room for some ten ordinary changes.

@@ -113,8 +113,11 @@ def same_until(entries: Entries, loaded: Sequence[types.Content], reader: Reader
 
 def turns_of(entries: Entries, mask: Masker) -> list[Entry]:
     """The turns among entries as an index takes them."""
-    passages = (entry.passages_under(mask, at) for at, entry in enumerate(entries) if entry is not None and entry.words)
-    return [*chain.from_iterable(passages)]
+    turns: list[Entry] = []
+    for at, entry in enumerate(entries):
+        if entry is not None and entry.words:
+            turns += entry.passages_under(mask, at)
+    return turns
 
 
 def extended(
