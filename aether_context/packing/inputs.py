@@ -164,9 +164,10 @@ def turns_to_find(pack: Pack) -> tuple[frozenset[int], int] | None:
     # The pack is then built a second time, with the turns that are found, and cuts alike. The session recall of LoCoMo
     # is .933 so, and falls to .133 where the first build is sent.
     source, budget, room = pack.source, pack.allocation.budget, pack.source.search.room
-    cuts_now = any(event.stage == "cut" for event in pack.events)
-    is_blank = any(item.form == "placeholder" and item.raw.words for item in pack.contents)
-    if not pack.to_store.chose or (source.search.turns is not None and not (cuts_now or is_blank)):
+    if not pack.to_store.chose:
+        return None
+    is_searched = source.search.turns is not None and all(event.stage != "cut" for event in pack.events)
+    if is_searched and not any(item.form == "placeholder" and item.raw.words for item in pack.contents):
         return None
     # Words that stand there without what was sent beside them are not looked for.
     extracts = [item for item in pack.contents if item.form == "extract"]
