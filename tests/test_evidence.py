@@ -384,6 +384,18 @@ def test_of_passages_that_say_the_same_one_is_enough():
     assert "refused" in texts[0]
 
 
+def test_lines_at_the_ends_of_a_passage_that_are_in_the_request_are_not_shown_again():
+    sent = "the claim of Lund was opened in March, by a letter"
+    answer = "the board met twice, and Lund got 4711 paid in full, which ended it; " * 2 + "so it is"
+    searcher = Searcher(lines_view(f"{sent}\n{answer}\n{sent} to us"), embedder="none")
+    alone, beside = (
+        searcher.search("outcome of Lund, who got it paid", max_tokens=900, counter=COUNTER, sent_text=text)
+        for text in ("", f"{sent} to us")
+    )
+    assert [passage.text.splitlines() for passage in alone.passages] == [[sent, answer, f"{sent} to us"]]
+    assert [passage.text.splitlines() for passage in beside.passages] == [[answer]]
+
+
 def test_a_passage_of_which_most_is_in_the_request_comes_last():
     sent = [f"the claim of Lund, part {at}, was settled with papers and seals by the whole board" for at in range(3)]
     rest = [f"{'another claim was paid with papers in May, as people say ' * 4}{at}" for at in range(2)]

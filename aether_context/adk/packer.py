@@ -264,11 +264,13 @@ class RequestPacker:
         """The call with all that a pack is built from: candidates ranked, turns that earlier cuts took among them."""
         prepared = await self._parts.offloader.focus(await self._parts.gatherer.gather(call, session))
         prepared = await self._parts.recall.rank(prepared)
-        if not prepared.source.request.first_call or not prepared.source.epoch.cut_count:
+        if not _is_little(prepared.source, call.policy, call.last.pack if call.last is not None else None):
+            prepared = self._parts.recall.with_room(prepared)
+        source = prepared.source
+        if not source.request.first_call or not source.epoch.cut_count:
             return prepared
-        source = self._parts.recall.with_room(prepared).source
-        positions = frozenset(source.request.positions)
-        return await self._parts.recall.turns(prepared, session, positions, source.search.room)
+        whole = frozenset(source.request.positions)
+        return await self._parts.recall.turns(prepared, session, whole, source.search.room)
 
     async def _build(self, prepared: PreparedCall, pick: Pick, session: AgentSession) -> tuple[PreparedCall, Pack]:
         """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
@@ -279,13 +281,12 @@ class RequestPacker:
         problems = source.problems if last is not None and last.counter == name else (*source.problems, *pick.problems)
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
-        is_little = _is_little(source, policy, last.pack if last is not None else None)
-        prepared = prepared if is_little else self._parts.recall.with_room(prepared)
-        is_instant = is_little and not policy.redact_prompt
 
         async def build(source: PackInput) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
             masks, or with a provider that is asked."""
+            previous = last.pack if last is not None else None
+            is_instant = _is_little(source, policy, previous) and not policy.redact_prompt
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)

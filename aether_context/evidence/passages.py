@@ -210,7 +210,7 @@ class Searcher:
         begin, end = self._passages[at]
         lines = map(self.view.line, range(begin, end))
         text = "\n".join(filter(None, (self._calls[begin], *lines)))
-        # Beside those of its entry: of 133 needs that a request lacks a search of the past finds 81 so, 76 otherwise.
+        # Beside those of its entry: what answers a question often stands next to the words of it.
         return Entry(id=str(at), text=text, thread=self.head(begin) or None)
 
     @cached_property

@@ -159,8 +159,8 @@ class Search(NamedTuple):
 
     ``turns`` is the number of turns that were searched for those that a cut had removed, None where none were.
     ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
-    service's, empty where that scored none. ``room`` is the most tokens that turns may take that come back; a cut
-    leaves them free.
+    service's, empty where that scored none. ``room`` is the most tokens that turns may take that come back, which a
+    cut of the default strategy leaves free; 0 where none may, and where it was not measured, since a call adds little.
     """
 
     turns: int | None = None

@@ -118,6 +118,8 @@ def vectors_of(embedder: Embedder | None, texts: Sequence[str], purpose: Purpose
 class CachedEmbedder:
     """An embedder that remembers vectors by content, the least recently used forgotten first. Threads may share it.
 
+    Its vectors are those of the embedder in direction, their numbers whole, from -127 to 127.
+
     Args:
         name: stands for a name that the embedder has not.
         max_texts: so many are kept, as whole numbers; of 384 dimensions, 20,000 take 12 MB.

@@ -349,15 +349,16 @@ def most_turns(settings: RetrievalSettings, source: PackInput) -> int:
 
 def recalls(source: PackInput, policy: PackPolicy) -> bool:
     """Tells whether turns may come back: where a policy wants them, and a message asks for anything."""
-    settings, request = policy.retrieval, source.request
-    is_asked = request.request_index is not None and not source.host.passthrough_reason
-    return is_asked and settings.recall and settings.memory_k > 0 and query_for(source, policy.redact) != ""
+    settings, is_asked = policy.retrieval, source.request.request_index is not None
+    is_wanted = is_asked and settings.recall and settings.memory_k > 0 and not source.host.passthrough_reason
+    return is_wanted and query_for(source, policy.redact) != ""
 
 
 LEAST_ROOM = 256
 """Tokens for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.06
 TOKEN_CHARACTERS = 4
+"""Of a turn, about."""
 
 
 def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> int:

@@ -255,7 +255,7 @@ class Manifest(Record):
     """Number of turns that were searched for those that a cut had removed; the rows hold the best. Null where none
     were searched."""
     recall_room: int = 0
-    """Tokens that a cut leaves free for turns that come back, since they answer the request; 0 where none may."""
+    """Most tokens of turns that come back, since they answer the request; 0 where none may, or the call adds little."""
     layer_budgets: Mapping[BudgetName, LayerBudget]
     """The budget of each layer after lending; ``slack_min`` is kept free for the answer."""
     allocation: Mapping[Layer, LayerTokens]

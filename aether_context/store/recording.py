@@ -159,11 +159,8 @@ def record(
     goes_on = tip is not None and tip.counted == counted and all(event.stage != "cut" for event in pack.events)
     chain = tip if tip is not None and goes_on else Tip(texts=tip.texts if tip is not None else NOTHING)
     (epoch, texts), (epoch_before, texts_before) = map(_without_texts, (pack.epoch, pack.source.epoch))
-    logged, named, keys = (
-        _in_log(chain, request),
-        _named(pack, policy, texts | texts_before),
-        [*map(row_key, pack.rows)],
-    )
+    logged, named = _in_log(chain, request), _named(pack, policy, texts | texts_before)
+    keys = [*map(row_key, pack.rows)]
     numbers = {name: chain.texts[name] for name in named.texts if name in chain.texts}
     # What is masked counts what it stands for, which may be another text in a later pack.
     counts = {key: tokens for key, tokens in pack.to_store.counts.items() if chain.counts.get(key) != tokens}

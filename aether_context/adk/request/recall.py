@@ -164,6 +164,7 @@ def _embedder(name: str) -> Embedder | None:
 
 def _before_request(prepared: PreparedCall) -> Entries:
     """The entries before the message that is answered; none where no turn may come back."""
-    request, at = prepared.source.request, prepared.source.request.request_index
-    is_asked = at is not None and recalls(prepared.source, prepared.call.policy)
-    return prepared.history.entries[: request.positions[at or 0]] if is_asked else []
+    request = prepared.source.request
+    if request.request_index is None or not recalls(prepared.source, prepared.call.policy):
+        return []
+    return prepared.history.entries[: request.positions[request.request_index]]
