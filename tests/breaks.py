@@ -56,8 +56,8 @@ BREAKS = (
         "no-turn-is-recalled-at-a-message",
         "adk/packer.py",
         "RequestPacker._enrich",
-        "if not prepared.source.request.first_call or",
-        "if prepared.source.request.first_call or",
+        "if not source.request.first_call or",
+        "if source.request.first_call or",
     ),
     Break(
         "rule-always-spares-short-results",

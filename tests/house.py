@@ -20,7 +20,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeAlias
@@ -139,15 +139,17 @@ Step: TypeAlias = tuple[str, str, int]
 
 @contextmanager
 def walking() -> Iterator[list[Step]]:
-    """Notes the functions of the package that are entered meanwhile, in other threads, too."""
-    steps: list[Step] = []
+    """Notes the functions of the package that are entered meanwhile: when it is over, those of one thread behind those
+    of another, however they took turns."""
+    steps, by_thread = list[Step](), defaultdict[int, list[Step]](list)
 
     def note(frame: FrameType, event: str, _: object) -> None:
         code = frame.f_code
         # What Python writes for an expression inside a function is no function that anybody reads.
         inner = code.co_qualname.endswith(("<lambda>", "comp>", "<genexpr>"))
         if event == "call" and not inner and code.co_filename.startswith(f"{PACKAGE}/"):
-            steps.append((code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname, code.co_firstlineno))
+            step = code.co_filename.removeprefix(f"{PACKAGE}/"), code.co_qualname, code.co_firstlineno
+            by_thread[threading.get_ident()].append(step)
 
     sys.setprofile(note)
     threading.setprofile(note)
@@ -156,6 +158,7 @@ def walking() -> Iterator[list[Step]]:
     finally:
         sys.setprofile(None)
         threading.setprofile(None)  # type: ignore[arg-type]
+        steps.extend(chain.from_iterable(by_thread.values()))
 
 
 def walks() -> tuple[list[Walk], set[tuple[str, str]]]:
