@@ -131,6 +131,11 @@ def plain(value: object) -> JSON:
     return str(value)
 
 
+def utf8_size(text: str) -> int:
+    """Bytes of a text in UTF-8; lone surrogates count, too."""
+    return len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass"))
+
+
 def hash_bytes(data: bytes) -> str:
     """``sha256:`` and 64 hexadecimal digits."""
     return HASH_TAG + hashlib.sha256(data).hexdigest()

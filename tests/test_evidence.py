@@ -220,13 +220,60 @@ def test_json_that_was_cut_off_is_read_as_far_as_it_goes(value, data):
     "text",
     [
         '[{"a": 1} {"a": 2}]', "[1 2, 3", '{"a": 1} and more', '{"a": 1}\n{"a": 2}', '{"a": "x" y", "b": 3}',
-        "{a: 1}", "{\"a\": 'b'}",
+        "{a: 1}", "{'a': b}", "{'a': 1,\n# not yet\n}",
     ],
 )  # fmt: skip
 def test_what_is_no_json_is_not_read_up_to_its_fault(text):
     assert read_json(text) is None
     assert read_json(text, as_written=True) is None
     assert "".join(lines_view(text).lines) == text.replace("\n", "")
+
+
+ROWS = [
+    {"id": f"ORD-{at}", "customer": f"Customer {at * 7919 % 10_007}", "total": at + 0.09, "note": None}
+    for at in range(600)
+]
+COLUMNS = {name: [row[name] for row in ROWS] for name in ROWS[0]}
+ASKED_ROW = ("ORD-413", f"Customer {413 * 7919 % 10_007}", "413.09")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str(ROWS),
+        str([tuple(row.values()) for row in ROWS]),
+        json.dumps(COLUMNS),
+        json.dumps({name: dict(enumerate(cells)) for name, cells in COLUMNS.items()}),
+        "<table>"
+        + "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in row.values())}</tr>" for row in ROWS)
+        + "</table>",
+        "".join(f"<order>{''.join(f'<{name}>{cell}</{name}>' for name, cell in row.items())}</order>" for row in ROWS),
+        "\n".join("- " + "\n  ".join(f"{name}: {cell}" for name, cell in row.items()) for row in ROWS),
+    ],
+    ids=["python", "tuples", "columns", "data frame", "html", "xml", "yaml"],
+)
+def test_of_rows_in_any_writing_the_one_that_is_asked_for_is_whole_and_all_are_counted(text):
+    shown = extract_of(text, f"What is the total of {ASKED_ROW[1]}?")
+    lines = shown.text.split("\n")
+    at = next(at for at, line in enumerate(lines) if ASKED_ROW[1] in line)
+    assert all(cell in "\n".join(lines[at - 1 : at + 2]) for cell in ASKED_ROW)
+    assert len(ROWS) in (shown.records, shown.total), (shown.records, shown.total)
+
+
+def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
+    apart = {"users": [f"user {at} of the house" for at in range(20)], "rooms": [f"room {at}" for at in range(20)]}
+    longer = {"users": [f"user {at}" for at in range(40)], "rooms": [f"room {at}" for at in range(41)]}
+    for value in (apart, longer, {"users": [[at] for at in range(40)], "rooms": [*range(40)]}):
+        assert all(line.key != "rows" for line in outlined(value))
+
+
+def test_the_line_that_an_odd_one_stands_under_is_shown_with_it():
+    areas, unused = ("billing", "export", "auth", "orders"), "is assigned a value but never used  no-unused-vars"
+    files = [f"/srv/src/{areas[at % 4]}{at}.ts" for at in range(900)]
+    lines = [line for at, file in enumerate(files) for line in (file, f"  {at % 90}:5  warning  'x{at}' {unused}", "")]
+    lines[1500:1500] = ["/srv/src/ledger.ts", "  41:12  error  'transfre' is not defined  no-undef", ""]
+    lines.append("✖ 901 problems (1 error, 900 warnings)")
+    assert "/srv/src/ledger.ts\n  41:12  error" in extract_of("\n".join(lines), "Mend what fails.", 400).text
 
 
 @given(JSON_VALUES)

@@ -138,6 +138,25 @@ def test_passages_hold_a_text_whole_and_in_order(text: str, most: int) -> None:
     assert "".join("".join(found).split()) == "".join(text.split())
 
 
+def test_a_heading_stands_in_the_passage_of_what_it_heads() -> None:
+    chapters = [
+        f"Chapter {at}\nThe hero of it is H{at}. He walks {at * 137} miles and finds a stone." for at in range(60)
+    ]
+    found = passages("\n".join(chapters), 200)
+    assert all(any(chapter in one for one in found) for chapter in chapters)
+
+
+def test_passages_and_their_room_are_measured_in_bytes() -> None:
+    """A character of Chinese is a token, four of English are."""
+    clauses = [f"第{at}条：甲方应在{at}天内支付货款，编号QX-{at * 7919 % 10_007}。" for at in range(1, 91)]
+    turns = turn_entries(0, "\n".join(clauses), time=0.0, speaker="user")
+    assert max(len(turn.text.encode()) for turn in turns) <= 600
+    source = pack_input([spoken("第84条关于付款怎么说？")])
+    found = recalled(turns, source, PackPolicy(), str, tokens=300, embedder=None)
+    assert clauses[83] in found[0].text
+    assert sum(len(turn.text.encode()) for turn in found) <= 4 * 300
+
+
 def test_who_said_it_is_heeded_where_the_question_says_so() -> None:
     def found(question: str, most: int = 5, step: Step | None = None) -> set[str | None]:
         source, policy = pack_input([spoken(question)], step=step), PackPolicy(retrieval={"memory_k": most})

@@ -251,11 +251,19 @@ def test_a_sign_that_is_a_word_is_found_before_one_inside_a_word(question, alone
     assert index.search(question)[0].id == "alone"
 
 
-def test_a_number_is_found_with_its_noun_and_not_as_one_of_days():
-    clauses = [f"Clause {at}: party {at * 7 % 97} pays within {at * 3 % 41 + 5} days." for at in range(1, 91)]
+@pytest.mark.parametrize(
+    ("noun", "question"),
+    [
+        ("Clause", "What does clause {} of the proposal say about the payment?"),
+        ("Klausel", "Was sagt Klausel {} zur Zahlung?"),
+        ("Статья", "Что говорится в статье {} о платежах?"),
+    ],
+)
+def test_a_number_is_found_with_its_noun_and_not_as_one_of_days(noun, question):
+    clauses = [f"{noun} {at}: party {at * 7 % 97} pays within {at * 3 % 41 + 5} days." for at in range(1, 91)]
     index = HybridIndex.from_texts([str(at) for at in range(1, 91)], clauses)
     for at in (3, 17, 29, 44):
-        assert index.search(f"What does clause {at} of the proposal say about the payment?")[0].id == str(at)
+        assert index.search(question.format(at))[0].id == str(at)
 
 
 def test_a_query_that_is_a_document_takes_few_steps_for_each_of_its_words():

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
-from aether_context.canonical import JSON, canonical_json
+from aether_context.canonical import JSON, canonical_json, utf8_size
 from aether_context.conversation.extracts import placeholder
 from aether_context.conversation.strategy import Conversation, Decision
 from aether_context.conversation.turns import Unit, cut, units, unread_exchange
@@ -102,11 +102,11 @@ def estimate(content: Content) -> int:
 
 
 def _part_tokens(part: Part) -> int:
-    size = len(part.text.encode("utf-8", "surrogatepass"))
+    size = utf8_size(part.text)
     if part.kind == "media":
         return _IMAGE
     if part.kind == "call":
-        return bytes_to_tokens(len(part.name.encode("utf-8", "surrogatepass")) + size + _CALL_BYTES)
+        return bytes_to_tokens(utf8_size(part.name) + size + _CALL_BYTES)
     if part.kind == "response":
         # Read off the wire, which replays have as well.
         media = _IMAGE if '"parts":[' in part.wire.partition('"response":')[0] else 0
@@ -128,7 +128,7 @@ def _tool_bytes(wire: str) -> int:
     declaration: dict[str, Any] = json.loads(wire)
     schema = declaration.get("parameters_json_schema") or declaration.get("parameters") or {}
     text = str(declaration.get("name") or "") + str(declaration.get("description") or "") + canonical_json(schema)
-    return len(text.encode("utf-8", "surrogatepass"))
+    return utf8_size(text)
 
 
 def _boundary(conversation: Conversation) -> tuple[int, str]:

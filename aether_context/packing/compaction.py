@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 
+from aether_context.canonical import utf8_size
 from aether_context.conversation import (
     Budget,
     Conversation,
@@ -394,8 +395,7 @@ def _byte_net(draft: Draft) -> int | None:
 
 def sent_bytes(contents: Iterable[Content]) -> int:
     """Bytes of contents as JSON in UTF-8."""
-    wires = (content.wire for content in contents)
-    return sum(len(wire) if wire.isascii() else len(wire.encode("utf-8", "surrogatepass")) for wire in wires)
+    return sum(utf8_size(content.wire) for content in contents)
 
 
 def _usage_is_low(draft: Draft, counted: int, budget: int) -> bool:

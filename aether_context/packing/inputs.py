@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from itertools import groupby
 
+from aether_context.canonical import utf8_size
 from aether_context.conversation.epoch import align, live_positions, reset
 from aether_context.conversation.turns import is_human, other_turns, torn, unpaired
 from aether_context.pack import (
@@ -116,15 +117,13 @@ def sent_sizes(request: Request, unseen: Unseen) -> tuple[int, ...]:
     if not media_sizes:
         return 0, 0, 0
     texts = [request.system, *(tool.wire for tool in request.tools), *(content.wire for content in request.contents)]
-    written = sum(len(text) if text.isascii() else len(text.encode("utf-8", "surrogatepass")) for text in texts)
-    return tuple(map(sum, zip((written, 0, 0), *media_sizes, strict=True)))
+    return tuple(map(sum, zip((sum(map(utf8_size, texts)), 0, 0), *media_sizes, strict=True)))
 
 
 def request_bytes(pack: Pack) -> int:
     """Bytes of a request as it is sent, in UTF-8, without those of its media."""
     head = (pack.system, *(tool.wire for tool in pack.tools.sent), *pack.source.request.other_tools)
-    head_bytes = sum(len(text.encode("utf-8", "surrogatepass")) for text in head)
-    return head_bytes + sent_bytes(outgoing.content for outgoing in pack.contents)
+    return sum(map(utf8_size, head)) + sent_bytes(outgoing.content for outgoing in pack.contents)
 
 
 def _unseen(request: Request, earlier: Unseen, limits: RequestLimits) -> Unseen:

@@ -14,15 +14,15 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache
 
-from aether_context.canonical import hash_text
+from aether_context.canonical import hash_text, utf8_size
 from aether_context.pack import RECALLED, Candidate, Layer, PackInput, Tool, recalled_id
 from aether_context.policy import PackPolicy
 from aether_context.redaction import masker
 from aether_context.retrieval.embedders import Embedder, known_words
 from aether_context.retrieval.pool import Entry, Hit, HybridIndex
 from aether_context.retrieval.ranking import (
+    BYTES_PER_TOKEN,
     FLOOR_OF_TURNS,
-    TOKEN_CHARACTERS,
     asks_for_first,
     breadth_of,
     clauses_of,
@@ -117,8 +117,9 @@ _MORE_HITS = 8
 _EARLIEST = 3
 """So many of the first turns are candidates where the first is asked for."""
 _LEAST_WEIGHT = 0.25
-_LONGEST_PASSAGE = 600
-"""Characters."""
+_LONGEST_PASSAGE, _LONGEST_HEADING = 600, 60
+"""Bytes of a passage, and of a line that heads what follows it."""
+_ENDS = (".", "!", "?", ";", ",", "。", "！", "？", "；")
 _BY_USER = re.compile(
     r"(?i)\bdid I (?:\w+ )?(?:ask|bring|descri|discuss|mention|say|talk|tell)|(?<!was )\bI (?!am |was (?:asked|told))"
     r"(?:\w+ ){0,2}(?:(?:ask|describ|discuss|mention|talk)(?:ed|ing)|brought up|said|saying|told|telling)\b"
@@ -133,18 +134,27 @@ _SHARE_OF_AGENTS = 3
 
 
 def passages(text: str, limit: int = _LONGEST_PASSAGE) -> list[str]:
-    """A text in pieces of whole lines or sentences, of at most so many characters but for a sentence that is longer,
-    which is cut at twice as many."""
-    if len(text) <= limit:
+    """A text in pieces of whole lines of at most so many bytes in UTF-8, a heading with the line under it. A line that
+    is longer is cut behind sentences, and a sentence at twice as many characters."""
+    if utf8_size(text) <= limit:
         return [text.strip()] if text.strip() else []
     pieces = [""]
-    for sentence in sentences(text):
-        for start in range(0, len(sentence), 2 * limit):
-            part = sentence[start : start + 2 * limit]
-            if len(pieces[-1]) + len(part) > limit:
-                pieces.append("")
-            pieces[-1] += part
+    for line in text.splitlines(keepends=True):
+        for sentence in sentences(line) if utf8_size(line) > limit else [line]:
+            for start in range(0, len(sentence), 2 * limit):
+                part = sentence[start : start + 2 * limit]
+                if utf8_size(pieces[-1]) + utf8_size(part) > limit:
+                    body, heading = _headed(pieces.pop(), limit - utf8_size(part))
+                    pieces += [body, heading]
+                pieces[-1] += part
     return [bit.strip() for bit in pieces if bit.strip()]
+
+
+def _headed(passage: str, room: int) -> tuple[str, str]:
+    """A passage without the heading at its end, and that, where it has room for what follows."""
+    *lines, last = passage.splitlines(keepends=True) or [""]
+    is_heading = utf8_size(last) <= min(_LONGEST_HEADING, room) and not last.rstrip().endswith(_ENDS)
+    return ("".join(lines), last) if lines and is_heading else (passage, "")
 
 
 def turn_entries(position: int, words: str, *, time: float, speaker: str) -> list[Entry]:
@@ -208,7 +218,7 @@ def recalled(
             for hit in entries.search(clause, limit, asked=source.identity.last_event_time, every=is_first):
                 best[hit.id] = max(hit, best.get(hit.id, hit), key=lambda one: one.score)
     hits = list(best.values())
-    result, characters = list[Candidate](), tokens * TOKEN_CHARACTERS
+    result, room = list[Candidate](), tokens * BYTES_PER_TOKEN
     by_user, by_agent = _BY_USER.search(question) is not None, _BY_AGENT.search(question) is not None
     if by_user != by_agent:
         hits = [hit for hit in hits if (hit.entry.speaker == USER) == by_user] or hits
@@ -222,9 +232,9 @@ def recalled(
         later_hits = [hit for hit in ranked_hits if hit not in earliest]
         ranked_hits = [*(replace(hit, score=ranked_hits[0].score) for hit in earliest), *later_hits]
     for hit in ranked_hits[:most]:
-        if len(hit.text) > characters:
+        if (size := utf8_size(hit.text)) > room:
             continue
-        characters -= len(hit.text)
+        room -= size
         position, passage, number = hit.id.partition("#")
         result.append(
             Candidate(

@@ -357,8 +357,8 @@ def recalls(source: PackInput, policy: PackPolicy) -> bool:
 LEAST_ROOM = 256
 """Tokens for recalled turns under which none are: the frame of a payload and the text that explains it take 150."""
 _MOST_SHARE, _SHARE_OF_ORDER, _LEAST_SHARE = 0.3, 0.4, 0.06
-TOKEN_CHARACTERS = 4
-"""Of a turn, about."""
+BYTES_PER_TOKEN = 4
+"""Of a turn in UTF-8, about."""
 
 
 def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> int:
@@ -369,7 +369,7 @@ def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> 
     search among turns brings little of it back, and the tail is worth more than they are.
 
     Args:
-        sizes: characters of each content before the request: as a turn, of its words, and of all of it.
+        sizes: bytes of each content before the request as a turn, and characters of its words, and of all of it.
     """
     if not sizes:
         return 0
@@ -377,7 +377,7 @@ def room_for_turns(sizes: Sequence[tuple[int, int, int]], source: PackInput) -> 
     share = _SHARE_OF_ORDER if breadth_of(source) == _TIMES_ORDER else _MOST_SHARE
     share = min(share, max(_LEAST_SHARE, (words / max(1, whole)) ** 2))
     tokens = int(share * (source.window - source.growth_reserve))
-    return min(tokens, turns // TOKEN_CHARACTERS) if tokens >= LEAST_ROOM else 0
+    return min(tokens, turns // BYTES_PER_TOKEN) if tokens >= LEAST_ROOM else 0
 
 
 # What people say that tells nothing, and what surely tells something; both in English.

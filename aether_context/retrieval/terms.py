@@ -174,19 +174,32 @@ def query_terms(text: str) -> list[str]:
 
 
 _NUMBERED = re.compile(r"\b([^\W\d_]{3,})[ #]{1,2}(\d{1,5})\b(?![.,:/-]?\d|\s*[%$€£])(?:\s+(\w+))?")
+_NTH = re.compile(r"[第제] ?(\d{1,5}) ?([\u3400-\ud7a3])")
+"""A number with its noun in Chinese, Japanese and Korean."""
+_FOLLOWING = STOP_WORDS | frozenset(
+    re.findall(
+        r"\w+",
+        """am auf aus bei das dem den der des die für im ist nach oder und vom von war zum zur au aux dans de du en est
+        et ou sur à del el la las los o sobre y da das di do dos e em na no della delle nel per het op over van в во для
+        и из к на о об по с""",
+    )
+)
+"""Words behind a number of which none is its unit."""
+_LONGEST_ENDING = 2
 
 
 def numbered(query: str) -> re.Pattern[str] | None:
     """A pattern of the nouns that a query numbers, as in "clause 29", with their numbers; None of a query without any.
 
-    The number of a unit ("29 days"), a year and the day of a month are none.
+    The number of a unit ("29 days"), a year and the day of a month are none. Nouns may have other endings.
     """
     pairs = [
-        rf"\b{noun}\W{{1,2}}{number}\b"
+        rf"\b{noun[: max(4, len(noun) - _LONGEST_ENDING)]}\w{{0,3}}\W{{1,2}}{number}\b"
         for noun, number, following in _NUMBERED.findall(query.casefold())
         if noun not in STOP_WORDS and not noun.startswith(_MONTHS_SHORT) and not re.fullmatch(r"(?:19|20)\d\d", number)
-        if not following or following in STOP_WORDS
+        if not following or following in _FOLLOWING
     ]
+    pairs += [rf"[第제] ?{number} ?{noun}" for number, noun in _NTH.findall(query)]
     return re.compile("|".join(pairs), re.IGNORECASE) if pairs else None
 
 

@@ -15,7 +15,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import lru_cache
-from itertools import islice
+from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from aether_context.canonical import JSON, in_pieces
@@ -53,6 +53,8 @@ LONGEST, PIECE = 240, 200
 _LONG_TEXT = 400
 _MOST_COLUMNS = 40
 LEAST_ROWS, _FEW_LINES = 3, 40
+_LEAST_COLUMN = 24
+"""Values of a column, such as a day's hours: shorter lists are as long as each other by chance."""
 CLOSING = ("}", "]")
 """The texts of lines that close what another one opens."""
 
@@ -76,8 +78,8 @@ class Line(NamedTuple):
 def outlined(value: JSON) -> list[Line]:
     """The lines of a value.
 
-    An array of objects with the same keys becomes ``{"columns": […], "rows": [[…], …]}``; a text of more than 400
-    characters becomes an array of its lines, long ones in pieces.
+    An array of objects with the same keys, or an object of columns of one length, becomes ``{"columns": […], "rows":
+    [[…], …]}``; a text of more than 400 characters becomes an array of its lines, long ones in pieces.
     """
     lines: list[Line] = []
     _add(lines, value, None, -1, 0)
@@ -92,7 +94,7 @@ def _add(lines: list[Line], value: JSON, key: str | None, parent: int, depth: in
     if whole and (not is_open or len(whole) <= LONGEST):
         lines.append(Line(LinePiece(whole) if isinstance(value, LinePiece) else whole, parent, key))
         return
-    value = _as_table(value) or value
+    value = _as_table(value) or _by_rows(value) or value
     at = len(lines)
     opening, ending = "{}" if isinstance(value, dict) else "[]"
     lines.append(Line(opening, parent, key))
@@ -161,10 +163,25 @@ def span(start: int, stop: int) -> str:
     return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
 
 
+_NEXT_ELEMENT = re.compile(r"</([A-Za-z][\w.:-]{0,40})>\s*(?=<\1[\s>])")
+"""The end of an element behind which another one of its name begins, such as a row of a table."""
+
+
 def pieces(line: str, width: int) -> list[str]:
-    """A line in pieces of at most ``width`` characters, cut at spaces where there are any."""
-    text_pieces: list[str] = []
-    start = 0
+    """A line in pieces of at most ``width`` characters, cut where elements of markup follow each other, the outer ones
+    first, else at spaces where there are any."""
+    if len(line) <= width:
+        return [line]
+    ends: dict[str, list[int]] = {}
+    for match in _NEXT_ELEMENT.finditer(line):
+        ends.setdefault(match[1], []).append(match.end())
+    if ends:  # rows reach as far as cells do, and are fewer
+        widest = max(places[-1] - places[0] for places in ends.values())
+        outer = min((places for places in ends.values() if 2 * (places[-1] - places[0]) >= widest), key=len)
+        parts = [line[start:end] for start, end in pairwise((0, *outer, len(line)))]
+        text_pieces = list(chain.from_iterable(pieces(part, width) for part in parts))
+        return [*map(LinePiece, text_pieces[:-1]), text_pieces[-1]]
+    text_pieces, start = list[str](), 0
     while len(line) - start > width:
         cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
         text_pieces.append(LinePiece(line[start:cut]))
@@ -206,6 +223,21 @@ def _as_table(value: JSON) -> dict[str, JSON] | None:
     if not (1 < len(columns) <= _MOST_COLUMNS and all(map(is_row, value))):
         return None
     return {"columns": columns, "rows": [[row[name] for name in columns] for row in value]}
+
+
+def _by_rows(value: JSON) -> dict[str, JSON] | None:
+    """Columns of many flat values each, as data frames are written, in rows: a value of one column says little without
+    those beside it."""
+    if not isinstance(value, dict) or not 1 < len(value) <= _MOST_COLUMNS:
+        return None
+    columns, names = list(value.values()), list(value)
+    if all(isinstance(column, dict) and column.keys() == columns[0].keys() for column in columns):
+        columns, names = [[*columns[0]], *([*column.values()] for column in columns)], ["index", *names]
+    if not all(isinstance(column, list) and len(column) == len(columns[0]) >= _LEAST_COLUMN for column in columns):
+        return None
+    if any(isinstance(cell, (dict, list)) for column in columns for cell in column):
+        return None
+    return {"columns": names, "rows": [[*row] for row in zip(*columns, strict=True)]}
 
 
 # Scalars with the records that they belong to.

@@ -13,11 +13,11 @@ from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.text import Counts
-from aether_context.text.decoding import decoded, printable, read_json
+from aether_context.text.decoding import decoded, printable, read_json, read_python
 from aether_context.text.digest import digest
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import LEAST_ROWS, Line, compact_json, outlined, rendered, span, tabled, text_lines
-from aether_context.text.unlike import column_names, headings, odd_lines
+from aether_context.text.unlike import column_names, headings, odd_lines, yaml_entries
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
 
@@ -46,10 +46,13 @@ def lines_view(text: str) -> View:
     """A text in lines: those of the JSON or the text that it holds, long ones in pieces."""
     is_long = len(text) > _MOST_WRITTEN
     inside = text if len(text) > _MOST_DECODED else decoded(text)
-    found = read_json(inside) if len(text) <= _MOST_JSON else None
-    if found is None:
+    parsed = read_json(inside) if len(text) <= _MOST_JSON else None
+    # ``str`` of a tool's rows; what was written by hand has lines, and comments in them.
+    if parsed is None and inside[:1] in ("[", "{") and "\n" not in inside:
+        parsed = (rows, True) if (rows := read_python(inside)) is not None else None
+    if parsed is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
-    value, is_complete = found
+    value, is_complete = parsed
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     whole = whole if len(whole) < len(text) else ""
@@ -74,7 +77,7 @@ class Excerpt(NamedTuple):
     """The shown part of a text. ``kept`` of its ``total`` lines stand in it; all of them where nothing is missing.
 
     ``names`` are identifiers and numbers in lines that do not. ``ends_early`` says that the text is JSON that was cut
-    off before it came here; ``records`` are those of its longest list, 0 where it has none.
+    off before it came here; ``records`` are those of the longest list in JSON, of the outermost one in YAML.
     """
 
     text: str
@@ -163,8 +166,9 @@ def shorten(
         unshown = _unshown_names(left_out, shown_text, max_tokens - counter.count(shown_text), counter)
     # A digest is never whole: its records have fewer fields.
     kept_lines = min(len(indices), total - (shorter is not None))
+    count = len(records) if outline else yaml_entries("\n".join(lines))
     return Excerpt(
-        text=shown_text, kept=kept_lines, total=total, names=unshown, ends_early=view.ends_early, records=len(records)
+        text=shown_text, kept=kept_lines, total=total, names=unshown, ends_early=view.ends_early, records=count
     )
 
 

@@ -55,12 +55,30 @@ def odd_lines(lines: Sequence[str]) -> list[list[int]]:
             blocks[-1] += range(last + 1, at + 1)
         else:
             blocks.append([at])
-    return sorted(blocks, key=lambda block: (-max(oddness[at] for at in block), block[0]))
+    blocks.sort(key=lambda block: (-max(oddness[at] for at in block), block[0]))
+    return [list(dict.fromkeys((*block, *_outer_line(lines, block[0])))) for block in blocks]
+
+
+def _outer_line(lines: Sequence[str], at: int) -> list[int]:
+    """The line that an indented one stands under, such as the file that a warning is about."""
+    indent = len(lines[at]) - len(lines[at].lstrip())
+    lines_before = (line for line in range(at - 1, max(-1, at - _MOST_ABOVE), -1) if lines[line].strip())
+    return [line for line in lines_before if len(lines[line]) - len(lines[line].lstrip()) < indent][:1]
 
 
 def headings(lines: Sequence[str]) -> list[int]:
     """The lines that head parts of a text, in their order: of files in a diff, of definitions in code, of sections."""
     return [at for at, line in enumerate(lines) if _HEADING.match(line)]
+
+
+_YAML_ENTRY = re.compile(r"^( *)- [^\s:][^\n:]{0,60}:[^\n]*\n\1  [^\s:-]", re.MULTILINE)
+"""An entry of a list in YAML that has several keys."""
+
+
+def yaml_entries(text: str) -> int:
+    """The number of entries in the outermost list of mappings in YAML; 0 where there is none."""
+    indents = Counter(map(len, _YAML_ENTRY.findall(text)))
+    return indents[min(indents)] if indents else 0
 
 
 _RULE = re.compile(r"\s*[|+]?\s*:?-{2,}[-:|+=\s]*")

@@ -10,6 +10,7 @@ from aether_context.adk.bounds import LeftOut, Waits, failure, in_thread, off_lo
 from aether_context.adk.request.entries import Entries, turns_of
 from aether_context.adk.request.reader import Reader
 from aether_context.adk.request.sessions import AgentSession, PreparedCall
+from aether_context.canonical import utf8_size
 from aether_context.pack import RECALLED, Candidate, turn_place
 from aether_context.plans import without_plan
 from aether_context.retrieval import query_for
@@ -54,7 +55,7 @@ class Recall:
     def with_room(self, prepared: PreparedCall) -> PreparedCall:
         """The input with the room that turns have which answer the request, none where none may come back."""
         entries, source = _before_request(prepared), prepared.source
-        sizes = [(len(entry.words), entry.sizes[0], entry.sizes[2]) for entry in entries if entry is not None]
+        sizes = [(utf8_size(entry.words), entry.sizes[0], entry.sizes[2]) for entry in entries if entry is not None]
         room = room_for_turns(sizes, source)
         if room == source.search.room:
             return prepared
