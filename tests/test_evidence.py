@@ -268,7 +268,7 @@ def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
 
 
 def test_the_line_that_an_odd_one_stands_under_is_shown_with_it():
-    areas, unused = ("billing", "export", "auth", "orders"), "is assigned a value but never used  no-unused-vars"
+    areas, unused = ("billing", "ledger", "auth", "orders"), "is assigned a value but never used  no-unused-vars"
     draw = random.Random(0)
     files = [f"/srv/src/{draw.choice(areas)}{at}.ts" for at in range(900)]
     lines = [line for at, file in enumerate(files) for line in (file, f"  {at % 90}:5  warning  'x{at}' {unused}", "")]
