@@ -290,6 +290,12 @@ def _effect(order: str, sentence: str, uses: Set[str]) -> str:
     return "touches" if is_touched else ""
 
 
+_LEAST_STEM = 4
+"""Letters of a stem that another one may begin with: "sign" in "signature"."""
+
+
 def _is_near(words: Set[str], about: Set[str]) -> bool:
     """Tells whether some words are all among others, or both share half of themselves."""
-    return words <= about or 2 * len(words & about) >= max(len(words), len(about))
+    begun = [about_word for about_word in about if len(about_word) >= _LEAST_STEM]
+    shared = {word for word in words if word in about or any(map(word.startswith, begun))}
+    return len(shared) == len(words) or 2 * len(shared) >= max(len(words), len(about))
