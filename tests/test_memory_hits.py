@@ -418,6 +418,19 @@ VALUES = [
     ("Version 1.2 is broken.", "Version 1.3 is broken now.", False),
     ("Ticket 41 is open.", "Ticket 42 is open now.", False),
     ("My son lives in Berlin.", "My son moved to Madrid.", True),
+    ("My manager is Sofia.", "Sofia moved on, my manager is Daniel.", True),
+    ("I drive a Golf.", "I sold the Golf and drive a Zoe.", True),
+    ("Our supplier is Brandt.", "We replaced Brandt with Okafor as supplier.", True),
+    ("The build is broken.", "The build is green again.", True),
+    ("I am vegetarian.", "I am not vegetarian any more.", True),
+    ("Ich esse Fleisch.", "Ich esse kein Fleisch mehr.", True),
+    ("Vivo en Sevilla.", "Ya no vivo en Sevilla.", True),
+    ("Je fume.", "Je ne fume plus.", True),
+    ("I smoke.", "My sister no longer smokes.", False),
+    ("I eat fish.", "I eat more fish.", False),
+    ("Do I eat fish?", "I no longer eat fish.", False),
+    ("We ship to Oslo.", "We no longer ship to Bergen.", False),
+    ("The Golf needs new tyres.", "I sold the Zoe.", False),
 ]
 
 

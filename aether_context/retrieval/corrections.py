@@ -56,10 +56,16 @@ def _pattern(use: str) -> re.Pattern[str]:
 def replaces(later: str, older: str) -> bool:
     """Tells whether a statement gives the subject of an older one another value of the same kind."""
     fact, tokens = _fact_of(older), _tokens(later)
-    if fact is None or _pattern("unsure").search(later):
+    if _pattern("unsure").search(later) or _is_question(older):
+        return False
+    # "I eat fish", and then "I don't eat fish any more".
+    old, new = _content(_tokens(older)), _content(tokens)
+    if _pattern("lapsed").search(later) and old <= new and new - old <= _listed("more"):
+        return True
+    if fact is None:
         return False
     # "Version 1.2 is live", and then "Version 1.3 is live now".
-    old, new = _content(fact.tokens), _content(tokens) - _listed("now")
+    new -= _listed("now")
     is_series = fact.verb.value in _listed("unique") and old & new and old & new <= _listed("series")
     if is_series and [[word[0].isdigit() for word in words] for words in (old - new, new - old)] == [[True], [True]]:
         return not _pattern("denies").search(later)
@@ -67,7 +73,8 @@ def replaces(later: str, older: str) -> bool:
     match = _pattern("as").search(later)
     if match and fact.subject <= _content(_tokens(match[1])):
         words = _content(fact.tokens[fact.tokens.index(fact.verb) + 1 :])
-        return fact.verb.value in _listed("unique") and not words & (_content(tokens) - fact.subject)
+        is_other = not words & (_content(tokens) - fact.subject) or _pattern("switches").search(later) is not None
+        return fact.verb.value in _listed("unique") and is_other
     return any(_has_another(kind, fact, tokens, later) for kind in {value.kind for value in fact.values})
 
 
@@ -108,7 +115,7 @@ def _has_another(kind: str, fact: _Fact, tokens: Sequence[_Token], text: str) ->
         return all(_listed("our") & _words(statement) for statement in (fact.tokens, tokens))
     # What else has a name is a part of the subject.
     subject = fact.subject | _content(value for value in fact.values if value.kind == "name" != kind)
-    is_verb = kind == "name" and subject == fact.verb.content  # "I speak French"
+    is_verb = kind == "name" and subject == fact.verb.content and not repeated  # "I speak French"
     if is_verb or not subject or not subject <= _content(tokens) or (not repeated and _pattern("denies").search(text)):
         return False
     places = [at for at, token in enumerate(tokens) if token.content & subject]
@@ -167,7 +174,7 @@ def _fact_of(text: str) -> _Fact | None:
     pairs = enumerate(pairwise(tokens), 1)
     endings = (at for at, (noun, word) in pairs if noun.content and word.kind == "word" and word.value[-1] == "s")
     verb = next(chain(listed, by_speakers, endings), 0)
-    if not verb or text.rstrip().endswith(("?", "？")):
+    if not verb or _is_question(text):
         return None
     front, back = tokens[:verb], tokens[verb + 1 :]
     is_unique = tokens[verb].value in _listed("unique") and _listed("articles") & _words(back[:1])
@@ -204,6 +211,10 @@ def _tokens(text: str) -> tuple[_Token, ...]:
             value = "good" if match["good"] else "bad"
         tokens.append(_Token(kind, value, content, start, match.end()))
     return tuple(tokens)
+
+
+def _is_question(text: str) -> bool:
+    return text.rstrip().endswith(("?", "？"))
 
 
 def _content(tokens: Iterable[_Token]) -> frozenset[str]:
