@@ -4,6 +4,7 @@ for one call is taken for it."""
 from __future__ import annotations
 
 import asyncio
+import json
 import re
 from typing import Any
 
@@ -126,6 +127,15 @@ def test_what_a_long_message_asks_stays_wherever_it_stands(asks, quarter):
     assert all(asked in text for asked in asks)
     assert LEDGER[0] in text
     assert LEDGER[-1] in text
+    chat.replays()
+
+
+def test_a_question_in_tags_is_what_a_paste_is_searched_by():
+    rows = [{"id": at, "customer": f"Customer {at * 7919 % 10_007}", "total": at + 0.5} for at in range(900)]
+    rows[600] = {"id": 600, "customer": "Marlow Ltd", "total": 4711.09}
+    chat = Chat(["Fine."], policy=small(5_000))
+    chat.say(f"<document>\n{json.dumps(rows)}\n</document>\n<question>What is the total of Marlow Ltd?</question>")
+    assert '"Marlow Ltd", "total": 4711.09' in chat.sent[-1].text
     chat.replays()
 
 

@@ -38,6 +38,8 @@ _QUOTED = re.compile(r"(?ms)^```.*?(?:^```|\Z)|^ {0,3}>[^\n]*")
 _WRAPPED = re.compile(r"(?<=[^\n.!?:;]{40})\n(?=[a-zß-ÿ])")
 """Where a long line ends in the middle of a sentence."""
 _CLAUSE = re.compile(r"[,;:(–—，；：]|\b(?:because|since|as)\b")
+_TAGS = re.compile(r"^(?:<[\w:-]{1,40}>\s*)+|(?:\s*</[\w:-]{1,40}>)+$")
+"""Tags around a text, as in ``<question>Who is it?</question>``."""
 _ITEM = re.compile(r"\s*(?:[-*•–]|\d{1,3}[.)])\s*(.+)")
 
 
@@ -121,7 +123,7 @@ def requests_in(text: str) -> list[str]:
         lines = paragraph.strip().splitlines()
         is_long = len(lines) > _MOST_LINES
         texts = chain.from_iterable([line] if len(line) <= _LONGEST else sentences(line) for line in lines)
-        for words in map(str.strip, texts):
+        for words in (_TAGS.sub("", line_text.strip()) for line_text in texts):
             is_request = words.endswith(("?", "？", "؟"))
             if not (is_request or is_long) and looked_at < _MOST_SCANNED:
                 looked_at += 1
