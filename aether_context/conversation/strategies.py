@@ -166,9 +166,11 @@ class CutStrategy:
     ) -> tuple[str, dict[int, ContentForm]]:
         """The summary of a cut, and the forms of the contents that it takes.
 
-        The second round knows how long the summary is; a model is asked for one there alone.
+        The second round knows how long the summary is; a model is asked for one there alone. Where it takes the same,
+        the summary is that of the first.
         """
         summary, result, forms = conversation.recap.summary, Cut(), dict[int, ContentForm]()
+        summarized: tuple[object, ...] = ()
         for reserved in (levels.most_summary, None):
             needed = summary_tokens(conversation.counter, summary) if reserved is None else reserved
             room = max(0, levels.target - needed)
@@ -186,7 +188,9 @@ class CutStrategy:
             result, forms = self._forms(conversation, result, reason)
             if levels.most_summary:
                 summary_room = _summary_room(conversation, levels, room + result.over)
-                summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+                if (forms, summary_room) != summarized or conversation.recap.written.has_model:
+                    summary = conversation.summarized(forms, summary_room, in_own_words=reserved is not None)
+                summarized = forms, summary_room
         # An epoch in which nothing was left out keeps no summary for the next call.
         return summary if result.leaving or conversation.recap.summary else "", forms
 

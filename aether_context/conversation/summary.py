@@ -274,6 +274,10 @@ class Summaries:
         self._requests: dict[str, SummaryRequest] = {}
 
     @property
+    def has_model(self) -> bool:
+        return bool(self._model)
+
+    @property
     def summary_requests(self) -> tuple[SummaryRequest, ...]:
         """Requests for the summaries that were missing, in the order in which they were needed."""
         return tuple(self._requests.values())
