@@ -267,6 +267,35 @@ def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
         assert all(line.key != "rows" for line in outlined(value))
 
 
+def history():
+    """Commits, of which one has another author, as ``git log`` writes them."""
+    draw, words = random.Random(4), "harbour crate lamp roof fair bread river dog school music".split()
+    for at in range(500):
+        yield f"commit {at:040x}\nAuthor: Ann <ann@ex.org>\nDate:   Mon Mar {1 + at % 28} 10:00:00 2026\n"
+        yield f"    {draw.choice(words)} {draw.choice(words)} {draw.choice(words)}\n"
+        if at == 333:
+            yield "commit ffff\nAuthor: Quirin Vance <q@ex.org>\nDate:   Tue Mar 17 23:11:09 2026\n"
+            yield "    Drop the retry of the ledger sync\n"
+
+
+def subtitles():
+    draw, words = random.Random(4), "harbour crate lamp roof fair bread river dog school music".split()
+    for at in range(900):
+        said = "Captain: the key is under the third oar." if at == 600 else " ".join(draw.choices(words, k=8))
+        yield f"{at}\n00:{at // 60:02d}:{at % 60:02d},000 --> 00:{at // 60:02d}:{at % 60:02d},900\n{said}\n"
+
+
+@pytest.mark.parametrize(
+    ("lines", "question", "asked"),
+    [
+        (history, "Who dropped the retry of the ledger sync?", "Author: Quirin Vance"),
+        (subtitles, "Where is the key, and when is it said?", "00:10:00,000"),
+    ],
+)
+def test_an_entry_of_several_lines_is_shown_with_what_is_asked_of_it(lines, question, asked):
+    assert asked in extract_of("\n".join(lines()), question, 500).text
+
+
 def test_the_line_that_an_odd_one_stands_under_is_shown_with_it():
     areas, unused = ("billing", "ledger", "auth", "orders"), "is assigned a value but never used  no-unused-vars"
     draw = random.Random(0)

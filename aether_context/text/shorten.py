@@ -304,8 +304,8 @@ _READ_WHOLE, _CHARACTERS_A_TOKEN = 40_000, 10
 _HEAD, _TAIL = 0.3, 0.1
 """Of the characters up to which a text is read whole, those of a longer one's head and tail that are read."""
 _MOST_WORDS, _MOST_QUERY_WORDS = 12, 200
-_HITS_A_WORD, _LINES_A_HIT, _LINES_BEFORE = 4, 5, 2
-_QUERY_WORD = re.compile(r"[\w./@-]{4,60}")
+_HITS_A_WORD, _LINES_A_HIT, _LINES_BEFORE = 4, 5, 4
+_QUERY_WORD = re.compile(r"[\w./@-]{3,60}")
 _ERROR_WORDS = ("ERROR", "Traceback", "FATAL", "FAILED", "Error:", "Exception")
 
 
@@ -313,7 +313,7 @@ def sampled(lines: Sequence[str], words: Iterable[str], whole: int = _READ_WHOLE
     """The places of the head, the tail, and of lines with the first and the last places of words; all of a short text.
 
     Args:
-        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. Two lines
+        words: those looked for, the most telling first; at most 12 of them, each as it is and in lower case. Four lines
             before each place and four behind it come with it.
         whole: characters up to which a text is short.
     """
@@ -372,7 +372,7 @@ def _with_neighbours(
     """The indices of lines that have any worth; behind the best one the last heading above it, and the lines around it.
 
     Of an element of XML, or an entry of YAML, one line has the name that is looked for, and the next ones what is said
-    of it. A row of a table has all in one line.
+    of it. A row of a table has all in one line. What is indented belongs to what stands above the blank line before it.
     """
     ranked, block = _best_first(worth), list[int]()
     if not ranked or worth[ranked[0]] < _SURE:
@@ -381,8 +381,9 @@ def _with_neighbours(
     heading = [at for at in range(best) if numbers[at] in heads][-1:]
     for step in (1, -1):
         for at in range(best + step, best + step * (_AROUND + 1), step):
-            is_next = 0 <= at < len(texts) and numbers[at] - numbers[best] == at - best and texts[at].strip()
-            if not is_next or (row and _row_of(texts[at]) == row):
+            is_next = 0 <= at < len(texts) and numbers[at] - numbers[best] == at - best
+            is_over = is_next and not texts[at].strip() and not (step < 0 and texts[best][:1].isspace())
+            if not is_next or is_over or (row and _row_of(texts[at]) == row):
                 break
             block.append(at)
     return list(dict.fromkeys((best, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
