@@ -267,21 +267,25 @@ def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
         assert all(line.key != "rows" for line in outlined(value))
 
 
+WORDS = ("harbour", "crate", "lamp", "roof", "fair", "bread", "river", "dog", "school", "music")
+
+
 def history():
     """Commits, of which one has another author, as ``git log`` writes them."""
-    draw, words = random.Random(4), "harbour crate lamp roof fair bread river dog school music".split()
+    draw = random.Random(4)
     for at in range(500):
-        yield f"commit {at:040x}\nAuthor: Ann <ann@ex.org>\nDate:   Mon Mar {1 + at % 28} 10:00:00 2026\n"
-        yield f"    {draw.choice(words)} {draw.choice(words)} {draw.choice(words)}\n"
+        author = "".join(draw.choices("abcdefgh", k=5)).title()
+        yield f"commit {at:040x}\nAuthor: {author} <{author}@ex.org>\nDate:   Mon Mar {1 + at % 28} 10:00:00 2026\n"
+        yield f"    {' '.join(draw.choices(WORDS, k=3))}\n"
         if at == 333:
             yield "commit ffff\nAuthor: Quirin Vance <q@ex.org>\nDate:   Tue Mar 17 23:11:09 2026\n"
             yield "    Drop the retry of the ledger sync\n"
 
 
 def subtitles():
-    draw, words = random.Random(4), "harbour crate lamp roof fair bread river dog school music".split()
+    draw = random.Random(4)
     for at in range(900):
-        said = "Captain: the key is under the third oar." if at == 600 else " ".join(draw.choices(words, k=8))
+        said = "Captain: the key is under the third oar." if at == 600 else " ".join(draw.choices(WORDS, k=8))
         yield f"{at}\n00:{at // 60:02d}:{at % 60:02d},000 --> 00:{at // 60:02d}:{at % 60:02d},900\n{said}\n"
 
 
