@@ -150,3 +150,36 @@ def test_of_very_many_fields_the_usual_ones_are_looked_at() -> None:
     found = digest(value, whole, begins, max_tokens=800, counter=counter_for(""), query="")
     assert found is not None
     assert len(found.left_out_fields) < 1_000
+
+
+def _machine(number: int, **more: Any) -> dict[str, Any]:
+    """A record as clouds give it: its name is a tag among others."""
+    return {
+        "MachineId": f"m-{number * 7919:08x}",
+        "MachineType": ("small", "large")[number % 2],
+        "Owner": f"owner {number % 7}",
+        "State": {"Code": 16, "Name": "running"},
+        "Address": f"10.1.{number % 200}.7",
+        "Tags": [{"Label": "Name", "Text": f"worker-{number}"}, {"Label": "team", "Text": "harbour"}],
+        "Ports": {"80/tcp": [{"HostIp": "0.0.0.0", "HostPort": str(8_000 + number)}]},
+        **more,
+    }
+
+
+@pytest.mark.parametrize(
+    ("query", "wanted"),
+    [
+        ("What is the state of ledger-writer?", ("ledger-writer", "stopped")),
+        ("On which host port is machine m-000d5db1?", ("m-000d5db1", "4417")),
+    ],
+)
+def test_the_fields_that_name_a_record_and_what_is_asked_of_it_are_shown(query: str, wanted: tuple[str, ...]) -> None:
+    machines = [_machine(number) for number in range(160)]
+    machines[110] |= {
+        "MachineId": "m-000d5db1",
+        "State": {"Code": 80, "Name": "stopped"},
+        "Tags": [{"Label": "Name", "Text": "ledger-writer"}, {"Label": "team", "Text": "quay"}],
+        "Ports": {"80/tcp": [{"HostIp": "0.0.0.0", "HostPort": "4417"}]},
+    }
+    shown = _shown(json.dumps({"Machines": machines}), query)["result"]
+    assert any(all(word in line for word in wanted) for line in shown.splitlines()), shown

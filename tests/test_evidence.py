@@ -267,6 +267,14 @@ def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
         assert all(line.key != "rows" for line in outlined(value))
 
 
+def test_no_note_stands_where_one_line_would():
+    lines = [f"def part_{at}(value):\n    if value > {at}:\n        raise ValueError({at})\n" for at in range(300)]
+    lines[150] = "def settle(book):\n    if book.open:\n        raise PermissionError(book)\n"
+    shown = extract_of("\n".join(lines), "When does settle raise a PermissionError?", 300).text
+    assert "def settle(book):\n    if book.open:\n        raise PermissionError(book)" in shown
+    assert all(int(last or first) > int(first) for first, last in GAP.findall(shown)), shown
+
+
 WORDS = ("harbour", "crate", "lamp", "roof", "fair", "bread", "river", "dog", "school", "music")
 
 

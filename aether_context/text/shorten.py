@@ -6,7 +6,6 @@ import re
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from functools import partial
 from heapq import nsmallest
 from itertools import accumulate, chain, islice, pairwise
 from typing import NamedTuple
@@ -64,7 +63,7 @@ def lines_view(text: str) -> View:
 
 _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
-_NOTE_TOKENS = 8.0
+_NOTE_TOKENS, _SMALL_GAP = 8.0, 16.0
 _NAMES_SHARE, _DIGEST_NAMES, _DIGEST_SHARE = 0.35, 0.1, 0.93
 """The share of an extract for names from other lines, the same beside a digest, and that of the digest's records."""
 _MOST_ODD, _MOST_HEADS = 60, 200
@@ -154,7 +153,11 @@ def shorten(
     if shorter is not None and counter.count(all_rows := written(every)) <= max_tokens:
         shown_text, indices = all_rows, every
     else:
-        pick = partial(_pick, sample.cost, rankings)
+
+        def pick(budget: float) -> set[int]:
+            picks = _pick(sample.cost, rankings, budget)
+            return picks if outline else _without_small_gaps(picks, sample.cost, sample.numbers)
+
         fitting = _fitting(pick, written, max_tokens=max_tokens - for_names, counter=counter)
         best = next((ranked[0] for _, ranked in rankings if ranked), 0)
         begun = sample.texts[best] if sample.texts else view.line(0)
@@ -486,6 +489,16 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
     take(range(len(cost) - 1, -1, -1), remaining, skips=False)
     take(rankings[-1][1], remaining)
     return picks
+
+
+def _without_small_gaps(picks: set[int], cost: Sequence[float], numbers: Sequence[int]) -> set[int]:
+    """Chosen lines with those between two of them that take little more than a note of them."""
+    between = (
+        range(first + 1, second)
+        for first, second in pairwise(sorted(picks))
+        if numbers[second] - numbers[first] == second - first and sum(cost[first + 1 : second]) <= _SMALL_GAP
+    )
+    return picks.union(*between)
 
 
 def _with_gaps(texts: Sequence[str], numbers: Sequence[int], total: int, indices: set[int]) -> str:
