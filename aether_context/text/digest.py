@@ -170,7 +170,7 @@ def _worth(path: str, cells: Sequence[JSON], query_words: set[str]) -> float:
     is_own_id = path.casefold() in ("id", "_id")
     worth = 5.0 if is_name(key) else 4.0 if is_own_id else 3.5 if is_id(key) else 2.5
     worth += 0.5 * all(any(map(str.isdecimal, text)) for text in texts)
-    worth += 2.0 * (not query_words.isdisjoint(_NO_WORD.split(_INNER_CAPITAL.sub(" ", path).casefold())))
+    worth += 3.0 * (not query_words.isdisjoint(_NO_WORD.split(_INNER_CAPITAL.sub(" ", path).casefold())))
     # A word of few records is what tells them from the others, which one of all of them does not.
     named = Counter(word for text in texts for word in query_words.intersection(_NO_WORD.split(text.casefold())))
     worth += bool(named) + 2.0 * (min(named.values(), default=len(cells)) <= max(1, len(cells) // _FEW_RECORDS))
