@@ -371,6 +371,52 @@ def said(talk: Chat) -> str:
     return json.dumps(talk.sent[-1].answers(), ensure_ascii=False)
 
 
+NAMES, CITIES = ("Ann", "Bob", "Cid", "Dee", "Eve"), ("Oslo", "Bonn", "Lund", "Genoa")
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "answer"),
+    [
+        (
+            "id,name,amount\n" + "".join(f"{n},{NAMES[n % 5]} {n},{1.5 * n}\n" for n in range(600)),
+            "What is the name and the amount of id 150?",
+            "150,Ann 150,225.0",
+        ),
+        (
+            "# Stock\n\n| Product | Price | Stock |\n|---|---|---|\n"
+            + "".join(f"| Widget {n} | {2 * n}.50 | {n % 9} |\n" for n in range(400)),
+            "What are price and stock of the product Widget 222?",
+            "| Widget 222 | 444.50 | 6 |",
+        ),
+        (
+            "Employee\tCity\tSalary\n"
+            + "".join(f"{NAMES[n % 5]} of unit {n // 5}\t{CITIES[n % 4]}\t{100 * n}\n" for n in range(400)),
+            "Which salary and city has employee Dee of unit 31?",
+            "Dee of unit 31\tLund\t15800",
+        ),
+        (
+            "。".join(f"第{n}条规定,供应商应在{3 * n}天内交付,违约金为{10 * n}元" for n in range(300)),
+            "第123条的违约金是多少?",
+            "第123条规定,供应商应在369天内交付,违约金为1230元",
+        ),
+        (
+            "\n".join(f"{n}回目の会議。担当は{NAMES[n % 5]}さん、予算は{12 * n}万円です。" for n in range(300)),
+            "77回目の会議の予算はいくらですか",
+            "予算は924万円",
+        ),
+    ],
+    ids=["csv", "markdown", "tab", "chinese", "japanese"],
+)
+def test_an_extract_has_the_row_that_a_question_asks_for_in_words_that_others_share(text, question, answer):
+    def fetch() -> str:
+        return text
+
+    talk = Chat(script=[call("fetch")], tools=[fetch], policy=PackPolicy(max_input_tokens=8_000))
+    talk.say(question)
+    assert answer in talk.sent[-1].answers("fetch")[-1]["result"]
+    talk.replays()
+
+
 def test_what_two_tools_give_alike_is_offloaded_of_both() -> None:
     def page(name: str) -> str:
         """Shows a page."""

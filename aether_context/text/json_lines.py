@@ -53,6 +53,7 @@ LONGEST, PIECE = 240, 200
 _LONG_TEXT = 400
 _MOST_COLUMNS = 40
 LEAST_ROWS, _FEW_LINES = 3, 40
+_SENTENCE_END = pattern("[。！？；]")
 CLOSING = ("}", "]")
 """The texts of lines that close what another one opens."""
 
@@ -162,11 +163,13 @@ def span(start: int, stop: int) -> str:
 
 
 def pieces(line: str, width: int) -> list[str]:
-    """A line in pieces of at most ``width`` characters, cut at spaces where there are any."""
+    """A line in pieces of at most ``width`` characters, cut at spaces where there are any, else behind a sentence of
+    Chinese or Japanese, of whose characters each takes about as many tokens as a word's four."""
     text_pieces: list[str] = []
     start = 0
     while len(line) - start > width:
-        cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
+        sentence = _SENTENCE_END.search(line, start + width // 4, start + width)
+        cut = line.rfind(" ", start + width // 2, start + width) + 1 or (sentence.end() if sentence else start + width)
         text_pieces.append(LinePiece(line[start:cut]))
         start = cut
     return [*text_pieces, line[start:]]

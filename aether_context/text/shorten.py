@@ -203,9 +203,12 @@ def _sample(
     indices = {number: at for at, number in enumerate(numbers)}
     oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
     oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
+    # Names of columns have a share of their own; what a question says of a row names them, too.
+    names_columns = {indices[number] for number in columns}
+    ranked = sorted(_best_first(worth), key=names_columns.__contains__)
     rankings = [
         (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
-        (0.3, _best_first(worth) if is_json else _with_neighbours(worth, texts, numbers, frozenset(heads))),
+        (0.3, ranked if is_json else _with_neighbours(ranked, worth, texts, numbers, frozenset(heads))),
         (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [indices[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [indices[number]]) for number in columns),
@@ -336,6 +339,8 @@ def query_words(query: str) -> list[str]:
 # How much a line is worth.
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_PAIR = re.compile(r"(?=((?<!\d)\d{2,}|[^\W\0-\u0dff](?:\d+|[^\W\0-\u0dff])))")
+"""In a script that puts no spaces between words a number, and a character with the one or the number behind it."""
 _ERROR = re.compile(
     r"\b(?:[Ee]rror|ERROR|[Ff]ailed|FAILED|FAILURE|[Ff]ailure|FATAL|[Ff]atal|CRITICAL|[Tt]raceback|panicked?|"
     r"[A-Z]\w*(?:Error|Exception))\b"
@@ -351,8 +356,13 @@ _LONGEST_NAME = 60
 
 def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
-    query_words = set(_WORD.findall(query.casefold()))
-    shared_words = [sorted(query_words.intersection(_WORD.findall(line.casefold()))) for line in lines]
+
+    def words(text: str) -> list[str]:
+        return [*_WORD.findall(text.casefold()), *(_PAIR.findall(text) if is_unspaced else ())]
+
+    is_unspaced = max(filter(str.isalpha, query), default="") > "\u0dff"
+    query_words = set(words(query))
+    shared_words = [sorted(query_words.intersection(words(line))) for line in lines]
     frequency = Counter(word for words in shared_words for word in words)
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
@@ -363,14 +373,15 @@ def _best_first(worth: Sequence[float]) -> list[int]:
 
 
 def _with_neighbours(
-    worth: Sequence[float], texts: Sequence[str], numbers: Sequence[int], heads: frozenset[int]
+    ranked: list[int], worth: Sequence[float], texts: Sequence[str], numbers: Sequence[int], heads: frozenset[int]
 ) -> list[int]:
-    """The indices of lines that have any worth; behind the best one the last heading above it, and the lines around it.
+    """The indices of ranked lines; behind the best one, and those of its worth, the last heading above it and the lines
+    around it.
 
     Of an element of XML, or an entry of YAML, one line has the name that is looked for, and the next ones what is said
     of it. A row of a table has all in one line.
     """
-    ranked, block = _best_first(worth), list[int]()
+    block = list[int]()
     if not ranked or worth[ranked[0]] < _SURE:
         return ranked
     best, row = ranked[0], _row_of(texts[ranked[0]])
@@ -381,7 +392,8 @@ def _with_neighbours(
             if not is_next or (row and _row_of(texts[at]) == row):
                 break
             block.append(at)
-    return list(dict.fromkeys((best, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
+    equals = (at for at in ranked if worth[at] == worth[best])
+    return list(dict.fromkeys((best, *equals, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
 
 
 def _row_of(text: str) -> str:
