@@ -146,6 +146,20 @@ def test_what_is_not_there_is_answered_clearly():
     assert sum("it begins with artifact://" in one["error"] for one in answers) == 6
 
 
+def test_an_address_is_read_with_the_words_and_marks_around_it_that_models_copy() -> None:
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    named, uri = talk.sent[-1].answers("read_log")[-1]["artifact"], uri_of(talk)
+    assert named != uri
+    past = talk.sent[-1].answers("read_log")[-1]["more_results"]
+    copied = [named, f"`{uri}`", f"[the log]({uri}).", f"{uri}#L5", past]
+    talk.llm.script += [[call("read_artifact", uri=words, max_lines=1) for words in copied], "done"]
+    talk.say("read it")
+    *results, of_past = (answer["text"] for answer in talk.sent[-1].answers("read_artifact"))
+    assert results == [ROWS[0]] * 4
+    assert "user: go" in of_past
+
+
 def test_files_of_the_session_and_of_its_user_are_read_by_either_kind_of_address():
     files = InMemoryArtifactService()
     for name in ("a/b.md", "user:c.md"):
