@@ -386,6 +386,8 @@ def said(talk: Chat) -> str:
 
 
 NAMES, CITIES = ("Ann", "Bob", "Cid", "Dee", "Eve"), ("Oslo", "Bonn", "Lund", "Genoa")
+FIRST = (*NAMES, "Fay", "Gus", "Hal", "Ida", "Jon")
+PEERS = ("Kim", "Lee", "Moe", "Nye", "Orr", "Poe", "Ray", "Sue", "Tan", "Voss")
 
 
 @pytest.mark.parametrize(
@@ -418,10 +420,29 @@ NAMES, CITIES = ("Ann", "Bob", "Cid", "Dee", "Eve"), ("Oslo", "Bonn", "Lund", "G
             "77回目の会議の予算はいくらですか",
             "予算は924万円",
         ),
+        (
+            "".join(
+                f"BEGIN:VEVENT\nUID:{n}@cal\nSUMMARY:Meeting with {FIRST[n // 10]} {PEERS[n % 10]}\n"
+                f"DTSTART:202611{n % 28 + 1:02}T100000Z\nLOCATION:Room {3 * n}\nEND:VEVENT\n"
+                for n in range(100)
+            ),
+            "Where is the meeting with Eve Tan?",
+            "LOCATION:Room 144",
+        ),
+        (
+            json.dumps(
+                {
+                    "status": 200,
+                    "body": json.dumps({"items": [{"sku": f"S-{n}", "price": 1.1 * n} for n in range(400)]}),
+                }
+            ),
+            "What does S-144 cost?",
+            '["S-144",158.4]',
+        ),
     ],
-    ids=["csv", "markdown", "tab", "chinese", "japanese"],
+    ids=["csv", "markdown", "tab", "chinese", "japanese", "calendar", "json"],
 )
-def test_an_extract_has_the_row_that_a_question_asks_for_in_words_that_others_share(text, question, answer):
+def test_an_extract_has_what_a_question_asks_for_in_words_that_other_lines_share(text, question, answer):
     def fetch() -> str:
         return text
 

@@ -219,8 +219,7 @@ def summarize(
         return bool(text) and not marks[index] and " ".join(texts[index].split()) in text
 
     def rank(index: int) -> tuple[bool, bool, bool, bool, int]:
-        is_beside = stands_in(sent_text, index)
-        return not by_people[index], not marks[index], is_beside, not is_telling(texts[index]), -index
+        return not by_people[index], not marks[index], stands_in(sent_text, index), not is_telling(texts[index]), -index
 
     remains = (index for index, text in enumerate(texts) if text or marks[index])
     ranked = sorted((index for index in remains if not stands_in(head, index)), key=rank)

@@ -74,6 +74,17 @@ class Line(NamedTuple):
     end: int = -1
 
 
+def unfolded(value: JSON, depth: int = 0) -> JSON:
+    """A value with what its long texts hold in their place where that is JSON, such as the body of an answer."""
+    if isinstance(value, str) and len(value) > _LONG_TEXT and (inside := read_json(value)) is not None and inside[1]:
+        value = inside[0]
+    if depth > _DEEPEST or not isinstance(value, (dict, list)):
+        return value
+    if isinstance(value, list):
+        return [unfolded(item, depth + 1) for item in value]
+    return {name: unfolded(item, depth + 1) for name, item in value.items()}
+
+
 def outlined(value: JSON) -> list[Line]:
     """The lines of a value.
 

@@ -16,7 +16,17 @@ from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json
 from aether_context.text.digest import digest
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import LEAST_ROWS, Line, compact_json, outlined, rendered, span, tabled, text_lines
+from aether_context.text.json_lines import (
+    LEAST_ROWS,
+    Line,
+    compact_json,
+    outlined,
+    rendered,
+    span,
+    tabled,
+    text_lines,
+    unfolded,
+)
 from aether_context.text.unlike import column_names, headings, odd_lines
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
@@ -50,6 +60,7 @@ def lines_view(text: str) -> View:
     if found is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
     value, is_complete = found
+    value = unfolded(value) if '\\"' in inside else value
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     whole = whole if len(whole) < len(text) else ""
@@ -339,6 +350,8 @@ def query_words(query: str) -> list[str]:
 # How much a line is worth.
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_MARKED = re.compile(r"(?<![^\W_])[^\W_]++(?:[-_./:@][^\W_]++)+")
+"""A name with marks in it, which counts as a whole and by its words: ``S-144`` is no ``144.10``."""
 _PAIR = re.compile(r"(?=((?<!\d)\d{2,}|[^\W\0-\u0dff](?:\d+|[^\W\0-\u0dff])))")
 """In a script that puts no spaces between words a number, and a character with the one or the number behind it."""
 _ERROR = re.compile(
@@ -348,8 +361,9 @@ _ERROR = re.compile(
 _ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceback", "panic", "xception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
-_SURE, _AROUND = 0.5, 5
-"""The least worth of a line that is surely looked for, and the lines on either side of it that may belong to it."""
+_SURE, _AHEAD, _AROUND = 0.5, 1.5, 5
+"""The least worth of a line that is surely looked for, in itself or as a multiple of the next best one's, and the lines
+on either side of it that may belong to it."""
 _ROW = re.compile(r"(?:\|\s*)?(?=\S*\d|.{0,60}[|;,\t])\S+")
 _LONGEST_NAME = 60
 
@@ -358,7 +372,8 @@ def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
 
     def words(text: str) -> list[str]:
-        return [*_WORD.findall(text.casefold()), *(_PAIR.findall(text) if is_unspaced else ())]
+        folded = text.casefold()
+        return [*_WORD.findall(folded), *_MARKED.findall(folded), *(_PAIR.findall(text) if is_unspaced else ())]
 
     is_unspaced = max(filter(str.isalpha, query), default="") > "\u0dff"
     query_words = set(words(query))
@@ -382,7 +397,7 @@ def _with_neighbours(
     of it. A row of a table has all in one line.
     """
     block = list[int]()
-    if not ranked or worth[ranked[0]] < _SURE:
+    if not ranked or worth[ranked[0]] < min(_SURE, *(_AHEAD * worth[at] for at in ranked[1:2])):
         return ranked
     best, row = ranked[0], _row_of(texts[ranked[0]])
     heading = [at for at in range(best) if numbers[at] in heads][-1:]
