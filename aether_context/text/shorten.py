@@ -59,8 +59,7 @@ def lines_view(text: str) -> View:
     found = read_json(inside) if len(text) <= _MOST_JSON else None
     if found is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
-    value, is_complete = found
-    value = unfolded(value) if '\\"' in inside else value
+    value, is_complete = unfolded(found[0]), found[1]
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     whole = whole if len(whole) < len(text) else ""
@@ -215,8 +214,7 @@ def _sample(
     oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
     oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
     # Names of columns have a share of their own; what a question says of a row names them, too.
-    names_columns = {indices[number] for number in columns}
-    ranked = sorted(_best_first(worth), key=names_columns.__contains__)
+    ranked = sorted(_best_first(worth), key=lambda at: numbers[at] in columns)
     rankings = [
         (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
         (0.3, ranked if is_json else _with_neighbours(ranked, worth, texts, numbers, frozenset(heads))),
