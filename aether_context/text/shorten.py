@@ -395,7 +395,7 @@ def _with_neighbours(
     of it. A row of a table has all in one line.
     """
     block = list[int]()
-    if not ranked or worth[ranked[0]] < min(_SURE, *(_AHEAD * worth[at] for at in ranked[1:2])):
+    if not ranked or worth[ranked[0]] < min([_SURE, *(_AHEAD * worth[at] for at in ranked[1:2])]):
         return ranked
     best, row = ranked[0], _row_of(texts[ranked[0]])
     heading = [at for at in range(best) if numbers[at] in heads][-1:]
