@@ -411,6 +411,12 @@ PEERS = ("Kim", "Lee", "Moe", "Nye", "Orr", "Poe", "Ray", "Sue", "Tan", "Voss")
             "Dee of unit 31\tLund\t15800",
         ),
         (
+            " id  | customer | total\n-----+----------+------\n"
+            + "".join(f" {n:<4}| {NAMES[n % 5]:<9}| {3.5 * n}\n" for n in range(600)),
+            "What are customer and total of id 277?",
+            "277 | Cid      | 969.5",
+        ),
+        (
             "。".join(f"第{n}条规定,供应商应在{3 * n}天内交付,违约金为{10 * n}元" for n in range(300)),
             "第123条的违约金是多少?",
             "第123条规定,供应商应在369天内交付,违约金为1230元",
@@ -440,7 +446,7 @@ PEERS = ("Kim", "Lee", "Moe", "Nye", "Orr", "Poe", "Ray", "Sue", "Tan", "Voss")
             '["S-144",158.4]',
         ),
     ],
-    ids=["csv", "markdown", "tab", "chinese", "japanese", "calendar", "json"],
+    ids=["csv", "markdown", "tab", "sql", "chinese", "japanese", "calendar", "json"],
 )
 def test_an_extract_has_what_a_question_asks_for_in_words_that_other_lines_share(text, question, answer):
     def fetch() -> str:

@@ -213,8 +213,9 @@ def _sample(
     indices = {number: at for at, number in enumerate(numbers)}
     oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
     oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
-    # Names of columns have a share of their own; what a question says of a row names them, too.
-    ranked = sorted(_best_first(worth), key=lambda at: numbers[at] in columns)
+    # Names of columns, which look unlike a row, have a share of their own; a question about a row names them, too.
+    shapes = {number: [_row_of(line.strip()) for line in lines[number : number + 2]] for number in columns}
+    ranked = sorted(_best_first(worth), key=lambda at: len({*shapes.get(numbers[at], ())}) > 1)
     rankings = [
         (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
         (0.3, ranked if is_json else _with_neighbours(ranked, worth, texts, numbers, frozenset(heads))),
