@@ -35,6 +35,7 @@ def table(*contents, room=1_000, **more):
         ("the colour is #ff8800", ["#ff8800"]), ("it took place in Bern", []),
         ("open C:\\work\\plan.md", ["C:\\work\\plan.md"]), ('{"total": 1250.50, "seats": 2}', ["total: 1250.50"]),
         ("quoted\\nserver_name: next", ["server_name"]), ("a1", []), ("x" * 100 + "_" + "y" * 100, []),
+        ("<li>Room B-12</li><td>/srv/app</td></table>", ["B-12", "/srv/app"]),
     ],
 )  # fmt: skip
 def test_an_entity_holds_a_digit_a_slash_an_underscore_or_an_at_sign(text, found):

@@ -146,6 +146,20 @@ def test_what_is_not_there_is_answered_clearly():
     assert sum("it begins with artifact://" in one["error"] for one in answers) == 6
 
 
+def test_an_address_is_read_with_the_words_and_marks_around_it_that_models_copy() -> None:
+    talk = chat([call("read_log", name="a"), "seen"])
+    talk.say("go")
+    named, uri = talk.sent[-1].answers("read_log")[-1]["artifact"], uri_of(talk)
+    assert named != uri
+    past = talk.sent[-1].answers("read_log")[-1]["more_results"]
+    copied = [named, f"`{uri}`", f"[the log]({uri}).", f"{uri}#L5", past]
+    talk.llm.script += [[call("read_artifact", uri=words, max_lines=1) for words in copied], "done"]
+    talk.say("read it")
+    *results, of_past = (answer["text"] for answer in talk.sent[-1].answers("read_artifact"))
+    assert results == [ROWS[0]] * 4
+    assert "user: go" in of_past
+
+
 def test_files_of_the_session_and_of_its_user_are_read_by_either_kind_of_address():
     files = InMemoryArtifactService()
     for name in ("a/b.md", "user:c.md"):
@@ -369,6 +383,79 @@ def test_a_planted_fact_is_found_in_at_most_two_calls(kind, size, share):
 def said(talk: Chat) -> str:
     """What the tools have answered so far."""
     return json.dumps(talk.sent[-1].answers(), ensure_ascii=False)
+
+
+NAMES, CITIES = ("Ann", "Bob", "Cid", "Dee", "Eve"), ("Oslo", "Bonn", "Lund", "Genoa")
+FIRST = (*NAMES, "Fay", "Gus", "Hal", "Ida", "Jon")
+PEERS = ("Kim", "Lee", "Moe", "Nye", "Orr", "Poe", "Ray", "Sue", "Tan", "Voss")
+
+
+@pytest.mark.parametrize(
+    ("text", "question", "answer"),
+    [
+        (
+            "id,name,amount\n" + "".join(f"{n},{NAMES[n % 5]} {n},{1.5 * n}\n" for n in range(600)),
+            "What is the name and the amount of id 150?",
+            "150,Ann 150,225.0",
+        ),
+        (
+            "# Stock\n\n| Product | Price | Stock |\n|---|---|---|\n"
+            + "".join(f"| Widget {n} | {2 * n}.50 | {n % 9} |\n" for n in range(400)),
+            "What are price and stock of the product Widget 222?",
+            "| Widget 222 | 444.50 | 6 |",
+        ),
+        (
+            "Employee\tCity\tSalary\n"
+            + "".join(f"{NAMES[n % 5]} of unit {n // 5}\t{CITIES[n % 4]}\t{100 * n}\n" for n in range(400)),
+            "Which salary and city has employee Dee of unit 31?",
+            "Dee of unit 31\tLund\t15800",
+        ),
+        (
+            " id  | customer | total\n-----+----------+------\n"
+            + "".join(f" {n:<4}| {NAMES[n % 5]:<9}| {3.5 * n}\n" for n in range(600)),
+            "What are customer and total of id 277?",
+            "277 | Cid      | 969.5",
+        ),
+        (
+            "。".join(f"第{n}条规定,供应商应在{3 * n}天内交付,违约金为{10 * n}元" for n in range(300)),
+            "第123条的违约金是多少?",
+            "第123条规定,供应商应在369天内交付,违约金为1230元",
+        ),
+        (
+            "\n".join(f"{n}回目の会議。担当は{NAMES[n % 5]}さん、予算は{12 * n}万円です。" for n in range(300)),
+            "77回目の会議の予算はいくらですか",
+            "予算は924万円",
+        ),
+        (
+            "".join(
+                f"BEGIN:VEVENT\nUID:{n}@cal\nSUMMARY:Meeting with {FIRST[n // 10]} {PEERS[n % 10]}\n"
+                f"DTSTART:202611{n % 28 + 1:02}T100000Z\nLOCATION:Room {3 * n}\nEND:VEVENT\n"
+                for n in range(100)
+            ),
+            "Where is the meeting with Eve Tan?",
+            "LOCATION:Room 144",
+        ),
+        (
+            json.dumps(
+                {
+                    "status": 200,
+                    "body": json.dumps({"items": [{"sku": f"S-{n}", "price": 1.1 * n} for n in range(400)]}),
+                }
+            ),
+            "What does S-144 cost?",
+            '["S-144",158.4]',
+        ),
+    ],
+    ids=["csv", "markdown", "tab", "sql", "chinese", "japanese", "calendar", "json"],
+)
+def test_an_extract_has_what_a_question_asks_for_in_words_that_other_lines_share(text, question, answer):
+    def fetch() -> str:
+        return text
+
+    talk = Chat(script=[call("fetch")], tools=[fetch], policy=PackPolicy(max_input_tokens=8_000))
+    talk.say(question)
+    assert answer in talk.sent[-1].answers("fetch")[-1]["result"]
+    talk.replays()
 
 
 def test_what_two_tools_give_alike_is_offloaded_of_both() -> None:

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from packs import pack_input
 from packs import said as spoken
 from plans import small
-from scripted import Chat, call, inside, look_up
+from scripted import Chat, call, inside, look_up, was_cut
 from wording import FIRST_LINE, SUMMARY_TITLE
 
 from aether_context import Manifest, PackPolicy
@@ -100,6 +100,20 @@ def test_a_turn_stands_in_memory_or_in_the_summary_of_the_same_request_not_in_bo
     assert FACTS[1] in chat.sent[-1].text
     said = [row for row in turns_of(chat, chat.latest()) if row.hash == hash_text(f"user: {FACTS[1]}")]
     assert [(row.form, row.reason) for row in said] == [("left_out", "already_in_conversation")]
+    chat.replays()
+
+
+def test_what_comes_back_at_a_cut_stands_in_the_summary_where_that_has_room_so_that_it_outlasts_the_memory() -> None:
+    long_answer = "The harbour is calm, and the boats are in. " * 30
+    chat = Chat(policy=small(60_000), script=[f"{number}: {long_answer}" for number in range(5)])
+    chat.say(*FACTS)
+    chat.policy = small(1_600)  # so that one call cuts, summarizes and recalls
+    chat.restart()
+    chat.say(ASKED[0])
+    assert was_cut(chat.latest())
+    assert FACTS[0] in chat.sent[-1].text
+    chat.say("Who else knows that?", "And since when?", "ok")  # the words of the last one find nothing
+    assert FACTS[0] in chat.sent[-1].text
     chat.replays()
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -52,6 +53,8 @@ _MOST_CHARACTERS = 100_000_000
 _MOST_LINES = 2_000
 _MOST_REASON = 300
 _USUAL_LINES = 100
+_ADDRESS = re.compile(rf"{STORED.pattern}|{HISTORY}(?![\w/-]|\.\w)")
+"""An address that this package gives, of which models copy the words around it, too."""
 
 _Answer: TypeAlias = Callable[[str, Mapping[str, Any], ToolContext], Coroutine[Any, Any, dict[str, Any]]]
 
@@ -324,7 +327,7 @@ class ReaderTool(BaseTool):
         uri = args.get("uri")
         if not isinstance(uri, str) or not uri.strip():
             return {"error": "give the address in uri, such as artifact://evidence/…"}
-        uri = uri.strip()
+        uri = match[0] if (match := _ADDRESS.search(uri)) is not None else uri.strip()
         try:
             answer = await within(_SECONDS, self._answer(uri, args, tool_context))
             # The address of a later reading, where that differs.

@@ -91,7 +91,6 @@ def recap(
     orders, older, earlier = split_orders(prior.summary)
     most_tokens = max(max_tokens, least_tokens)
     head = orders_text(standing_orders(orders, cut), older, max_tokens=int(_ORDERS * most_tokens), counter=counter)
-    sent_text = "\n".join(filter(None, (prior.sent_text, " ".join(head.split()))))
     names_past = prior.names_past or earlier.startswith(_HISTORY_LINE)
     earlier = earlier.removeprefix(_HISTORY_LINE).lstrip("\n")
     if names_past and counter.count(f"{head}\n{_HISTORY_LINE}") <= most_tokens:
@@ -132,7 +131,13 @@ def recap(
     limit = room_beside - counter.count(table)
     summary = prior.written.conversation(cut, max_tokens=limit, counter=counter, earlier=texts)
     summary = summary or summarize(
-        cut, max_tokens=limit, counter=counter, earlier=texts, sent_text=sent_text, media=prior.media
+        cut,
+        max_tokens=limit,
+        counter=counter,
+        earlier=texts,
+        head=" ".join(head.split()),
+        sent_text=prior.sent_text,
+        media=prior.media,
     )
     unspent = min(limit - counter.count(summary), int(_SHORT_RESULTS * room))
     lines = fitting(ledger, for_acts, unspent, counter=counter)
@@ -180,6 +185,7 @@ def summarize(
     max_tokens: int,
     counter: Counts,
     earlier: str = "",
+    head: str = "",
     sent_text: str = "",
     media: Mapping[str, str] = NOTHING,
 ) -> str:
@@ -193,7 +199,8 @@ def summarize(
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
-        sent_text: text that is sent beside it; messages in it are left out.
+        head: the text above it; messages in it are left out.
+        sent_text: text that this one call sends beside it; messages in it come behind others of their kind.
         media: as of `Recap`. A message with such a mark is chosen before others.
     """
     earlier_bullets = [bullet for bullet in split_bullets(earlier) if not bullet.startswith(_MISSING)]
@@ -207,13 +214,15 @@ def summarize(
         texts.append(without_small_talk(content.words[: _MOST_QUOTED if is_persons else 4 * _AGENT_CHARACTERS]))
     marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
     marks += [" ".join(marks_of(content, media)) for content in messages]
-    ranked = sorted(
-        (index for index, text in enumerate(texts) if text or marks[index]),
-        key=lambda index: (not by_people[index], not marks[index], not is_telling(texts[index]), -index),
-    )
 
-    def is_beside(index: int) -> bool:
-        return bool(sent_text) and not marks[index] and " ".join(texts[index].split()) in sent_text
+    def stands_in(text: str, index: int) -> bool:
+        return bool(text) and not marks[index] and " ".join(texts[index].split()) in text
+
+    def rank(index: int) -> tuple[bool, bool, bool, bool, int]:
+        return not by_people[index], not marks[index], stands_in(sent_text, index), not is_telling(texts[index]), -index
+
+    remains = (index for index, text in enumerate(texts) if text or marks[index])
+    ranked = sorted((index for index in remains if not stands_in(head, index)), key=rank)
 
     def bullet(index: int) -> str:
         if index < len(earlier_bullets):
@@ -227,7 +236,7 @@ def summarize(
 
     remaining, quoted = max_tokens - 12, max(_LEAST_QUOTED, max_tokens // _SHARES_OF_A_MESSAGE)
     picks: dict[int, str] = {}
-    first = (index for index in sorted(ranked) if by_people[index] and not is_beside(index))
+    first = (index for index in sorted(ranked) if by_people[index] and not stands_in(sent_text, index))
     for index in dict.fromkeys((*islice(first, 1), *ranked)):
         if remaining <= 0:
             break
@@ -235,7 +244,7 @@ def summarize(
         # two are before each message, and a token ends it.
         whole = texts[index] if by_people[index] else texts[index][:_AGENT_CHARACTERS]
         too_long = picks and remaining < quoted and len(whole.split(None, remaining)) > remaining - 3
-        if too_long or is_beside(index):
+        if too_long:
             continue
         if (cost := counter.count(text := bullet(index)) + 1) <= remaining:
             picks[index] = text
@@ -330,7 +339,7 @@ class Summaries:
 class Recap(NamedTuple):
     """The summary of what earlier calls cut, and what the next one is made with.
 
-    ``sent_text`` is the text of cut turns that are sent beside it; no message in it is quoted. ``written`` holds a
+    ``sent_text`` is the text of cut turns that this one call sends beside it. ``written`` holds a
     model's; without one they are quotes. ``names_past`` is set where a tool reads the past, whose address is named
     then, ``media`` are the marks of what people sent, by the hashes of its bytes, and ``acting`` the names of tools
     that the policy says act.

@@ -460,4 +460,6 @@ def _entity(match: re.Match[str]) -> str:
     if match["key"]:
         return f"{match['key']}: {match['number'].rstrip('.,:')}"
     word = (match["word"] or "").rstrip(_MARKS).strip(".:-=&?")
+    if word.startswith("/") and match.string[match.start("word") - 1 : match.start("word")] == "<":
+        return ""  # the end of an element of HTML or XML
     return word if _SHORTEST <= len(word) <= _LONGEST and _TELLING.search(word) else ""

@@ -55,6 +55,7 @@ _MOST_COLUMNS = 40
 LEAST_ROWS, _FEW_LINES = 3, 40
 _LEAST_COLUMN = 24
 """Values of a column, such as a day's hours: shorter lists are as long as each other by chance."""
+_SENTENCE_END = pattern("[。！？；]")
 CLOSING = ("}", "]")
 """The texts of lines that close what another one opens."""
 
@@ -73,6 +74,17 @@ class Line(NamedTuple):
     parent: int
     key: str | None = None
     end: int = -1
+
+
+def unfolded(value: JSON, depth: int = 0) -> JSON:
+    """A value with what its long texts hold in their place where that is JSON, such as the body of an answer."""
+    if isinstance(value, str) and len(value) > _LONG_TEXT and (inside := read_json(value)) is not None and inside[1]:
+        value = inside[0]
+    if depth > _DEEPEST or not isinstance(value, (dict, list)):
+        return value
+    if isinstance(value, list):
+        return [unfolded(item, depth + 1) for item in value]
+    return {name: unfolded(item, depth + 1) for name, item in value.items()}
 
 
 def outlined(value: JSON) -> list[Line]:
@@ -169,7 +181,8 @@ _NEXT_ELEMENT = re.compile(r"</([A-Za-z][\w.:-]{0,40})>\s*(?=<\1[\s>])")
 
 def pieces(line: str, width: int) -> list[str]:
     """A line in pieces of at most ``width`` characters, cut where elements of markup follow each other, the outer ones
-    first, else at spaces where there are any."""
+    first, else at spaces where there are any, else behind a sentence of Chinese or Japanese, of whose characters each
+    takes about as many tokens as a word's four."""
     if len(line) <= width:
         return [line]
     ends: dict[str, list[int]] = {}
@@ -183,7 +196,8 @@ def pieces(line: str, width: int) -> list[str]:
         return [*map(LinePiece, text_pieces[:-1]), text_pieces[-1]]
     text_pieces, start = list[str](), 0
     while len(line) - start > width:
-        cut = line.rfind(" ", start + width // 2, start + width) + 1 or start + width
+        sentence = _SENTENCE_END.search(line, start + width // 4, start + width)
+        cut = line.rfind(" ", start + width // 2, start + width) + 1 or (sentence.end() if sentence else start + width)
         text_pieces.append(LinePiece(line[start:cut]))
         start = cut
     return [*text_pieces, line[start:]]

@@ -15,7 +15,17 @@ from aether_context.text import Counts
 from aether_context.text.decoding import decoded, printable, read_json, read_python
 from aether_context.text.digest import digest
 from aether_context.text.entities import entities_of
-from aether_context.text.json_lines import LEAST_ROWS, Line, compact_json, outlined, rendered, span, tabled, text_lines
+from aether_context.text.json_lines import (
+    LEAST_ROWS,
+    Line,
+    compact_json,
+    outlined,
+    rendered,
+    span,
+    tabled,
+    text_lines,
+    unfolded,
+)
 from aether_context.text.unlike import column_names, headings, odd_lines, yaml_entries
 
 # The lines in which a text is shown, read and searched: the same ones, by the same numbers, everywhere.
@@ -51,7 +61,7 @@ def lines_view(text: str) -> View:
         parsed = (rows, True) if (rows := read_python(inside)) is not None else None
     if parsed is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
-    value, is_complete = parsed
+    value, is_complete = unfolded(parsed[0]), parsed[1]
     outline = outlined(value)
     whole = "" if is_long else min(compact_json(value), compact_json(tabled(value)), key=len)
     whole = whole if len(whole) < len(text) else ""
@@ -210,9 +220,12 @@ def _sample(
     indices = {number: at for at, number in enumerate(numbers)}
     oddest = (cost[indices[number]] for number in chain.from_iterable(odd_blocks[:_ODDEST]))
     oddest_share = sum(oddest) / ((1 - _NAMES_SHARE) * max_tokens - 2 * _NOTE_TOKENS)
+    # Names of columns, which look unlike a row, have a share of their own; a question about a row names them, too.
+    shapes = {number: [_row_of(line.strip()) for line in lines[number : number + 2]] for number in columns}
+    ranked = sorted(_best_first(worth), key=lambda at: len({*shapes.get(numbers[at], ())}) > 1)
     rankings = [
         (0.2, [indices[number] for number in dict.fromkeys(pinned_lines)]),
-        (0.3, _best_first(worth) if is_json else _with_neighbours(worth, texts, numbers, frozenset(heads))),
+        (0.3, ranked if is_json else _with_neighbours(ranked, worth, texts, numbers, frozenset(heads))),
         (min(_MOST_FOR_ODD, max(_FOR_ODD, oddest_share)), [indices[number] for number in odd]),
         (0.15, _errors(texts)),
         *((0.0, [indices[number]]) for number in columns),
@@ -343,6 +356,10 @@ def query_words(query: str) -> list[str]:
 # How much a line is worth.
 
 _WORD = re.compile(r"[^\W_]{2,}", re.UNICODE)
+_MARKED = re.compile(r"(?<![^\W_])[^\W_]++(?:[-_./:@][^\W_]++)+")
+"""A name with marks in it, which counts as a whole and by its words: ``S-144`` is no ``144.10``."""
+_PAIR = re.compile(r"(?=((?<!\d)\d{2,}|[^\W\0-\u0dff](?:\d+|[^\W\0-\u0dff])))")
+"""In a script that puts no spaces between words a number, and a character with the one or the number behind it."""
 _ERROR = re.compile(
     r"\b(?:[Ee]rror|ERROR|[Ff]ailed|FAILED|FAILURE|[Ff]ailure|FATAL|[Ff]atal|CRITICAL|[Tt]raceback|panicked?|"
     r"[A-Z]\w*(?:Error|Exception))\b"
@@ -350,16 +367,23 @@ _ERROR = re.compile(
 _ERROR_HINTS = ("rror", "RROR", "ail", "AIL", "atal", "ATAL", "CRITICAL", "raceback", "panic", "xception")
 _CONTINUED = re.compile(r"\s+\S|Caused by|\.\.\. \d+ more")
 _LONGEST_ERROR = 12
-_SURE, _AROUND = 0.5, 5
-"""The least worth of a line that is surely looked for, and the lines on either side of it that may belong to it."""
+_SURE, _AHEAD, _AROUND = 0.5, 1.5, 5
+"""The least worth of a line that is surely looked for, in itself or as a multiple of the next best one's, and the lines
+on either side of it that may belong to it."""
 _ROW = re.compile(r"(?:\|\s*)?(?=\S*\d|.{0,60}[|;,\t])\S+")
 _LONGEST_NAME = 60
 
 
 def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
-    query_words = set(_WORD.findall(query.casefold()))
-    shared_words = [sorted(query_words.intersection(_WORD.findall(line.casefold()))) for line in lines]
+
+    def words(text: str) -> list[str]:
+        folded = text.casefold()
+        return [*_WORD.findall(folded), *_MARKED.findall(folded), *(_PAIR.findall(text) if is_unspaced else ())]
+
+    is_unspaced = max(filter(str.isalpha, query), default="") > "\u0dff"
+    query_words = set(words(query))
+    shared_words = [sorted(query_words.intersection(words(line))) for line in lines]
     frequency = Counter(word for words in shared_words for word in words)
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 
@@ -370,15 +394,16 @@ def _best_first(worth: Sequence[float]) -> list[int]:
 
 
 def _with_neighbours(
-    worth: Sequence[float], texts: Sequence[str], numbers: Sequence[int], heads: frozenset[int]
+    ranked: list[int], worth: Sequence[float], texts: Sequence[str], numbers: Sequence[int], heads: frozenset[int]
 ) -> list[int]:
-    """The indices of lines that have any worth; behind the best one the last heading above it, and the lines around it.
+    """The indices of ranked lines; behind the best one, and those of its worth, the last heading above it and the lines
+    around it.
 
     Of an element of XML, or an entry of YAML, one line has the name that is looked for, and the next ones what is said
     of it. A row of a table has all in one line. What is indented belongs to what stands above the blank line before it.
     """
-    ranked, block = _best_first(worth), list[int]()
-    if not ranked or worth[ranked[0]] < _SURE:
+    block = list[int]()
+    if not ranked or worth[ranked[0]] < min([_SURE, *(_AHEAD * worth[at] for at in ranked[1:2])]):
         return ranked
     best, row = ranked[0], _row_of(texts[ranked[0]])
     heading = [at for at in range(best) if numbers[at] in heads][-1:]
@@ -389,7 +414,8 @@ def _with_neighbours(
             if not is_next or is_over or (row and _row_of(texts[at]) == row):
                 break
             block.append(at)
-    return list(dict.fromkeys((best, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
+    equals = (at for at in ranked if worth[at] == worth[best])
+    return list(dict.fromkeys((best, *equals, *heading, *sorted(block, key=lambda at: abs(at - best)), *ranked)))
 
 
 def _row_of(text: str) -> str:
