@@ -10,9 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm

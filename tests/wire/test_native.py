@@ -8,9 +8,6 @@ import random
 from typing import Any
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 from matrix import but_slow

@@ -9,9 +9,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from wire.rules import Issued, claude_calls_keep_their_thinking
