@@ -38,28 +38,7 @@ PICTURE = 1_400
 MESSAGES, SHARE = 14, 0.11
 """The messages of a session, and the share of the window that a long text takes."""
 PACKAGED = sorted(Path(google.adk.__path__[0]).glob("integrations/*/skills/*/SKILL.md"))
-VOCABULARY = [
-    "the",
-    "ship",
-    "left",
-    "port",
-    "before",
-    "rain",
-    "came",
-    "and",
-    "nobody",
-    "on",
-    "board",
-    "had",
-    "seen",
-    "such",
-    "a",
-    "grey",
-    "wide",
-    "sea",
-    "as",
-    "this",
-]
+VOCABULARY = "the ship left port before rain came and nobody on board had seen such a grey wide sea as this".split()
 
 
 def drawn(seed: int) -> tuple[random.Random, int, frozenset[str]]:
