@@ -42,4 +42,4 @@ def test_results_of_a_real_server(window: int, figure: Callable[[str, float], No
     figure("invalid", invalid)
     figure("over_window", over)
     assert (invalid, over, len(chat.sent)) == (0, 0, 20)
-    chat.replays()
+    chat.replays(every=1)

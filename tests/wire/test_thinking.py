@@ -59,7 +59,7 @@ def hold(seed: int) -> list[str]:
         assert [failure for failure in done.failed if "overloaded" not in failure] == []
         assert done.server.faults == []
         assert done.server.over == []
-        done.chat.replays()
+        done.chat.replays(every=1)
         return [request.text for request in done.chat.sent]
 
 
