@@ -41,6 +41,7 @@ Amount: TypeAlias = int | Decimal
 
 
 class _Settings(BaseModel):
+    # Defaults below are constructed unchecked: to check one builds its validator, which that of a policy contains.
     model_config = ConfigDict(
         frozen=True, extra="forbid", json_schema_extra=describe, allow_inf_nan=False, defer_build=True
     )
@@ -102,11 +103,11 @@ class FloorSettings(_Settings):
 class ShareSettings(_Settings):
     """The split of the remainder, the tokens left after floors and slack: a range of shares for each layer."""
 
-    evidence: Range = Range(low=0.15, high=0.40)
+    evidence: Range = Range.model_construct(low=0.15, high=0.40)
     """Share of the remainder for evidence."""
-    memory: Range = Range(low=0.15, high=0.35)
+    memory: Range = Range.model_construct(low=0.15, high=0.35)
     """Share of the remainder for memory."""
-    conversation: Range = Range(low=0.325, high=0.625)
+    conversation: Range = Range.model_construct(low=0.325, high=0.625)
     """Share of the remainder for earlier turns and tool exchanges."""
 
     @model_validator(mode="after")
@@ -123,8 +124,8 @@ class ShareSettings(_Settings):
 class BudgetSettings(_Settings):
     """The allocator."""
 
-    floors: FloorSettings = FloorSettings()
-    shares: ShareSettings = ShareSettings()
+    floors: FloorSettings = FloorSettings.model_construct()
+    shares: ShareSettings = ShareSettings.model_construct()
 
 
 class StablePrefixSettings(_Settings):
@@ -182,9 +183,9 @@ class ConversationSettings(_Settings):
     """Latest turns, two at least, that other layers leave room for, and whose messages a cut takes last."""
     summary_share: float = Field(default=0.2, ge=0, le=0.5)
     """Most tokens of summary and entity table, as a share of the input budget. 0 turns both off."""
-    stable_prefix: StablePrefixSettings = StablePrefixSettings()
-    sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings()
-    heads_tails: HeadsTailsSettings = HeadsTailsSettings()
+    stable_prefix: StablePrefixSettings = StablePrefixSettings.model_construct()
+    sliding_turns: SlidingTurnsSettings = SlidingTurnsSettings.model_construct()
+    heads_tails: HeadsTailsSettings = HeadsTailsSettings.model_construct()
     anchors: Mapping[AnchorKind, Annotated[int, Field(ge=0, le=100_000_000, strict=True)]] = {}
     """Priorities of messages that are kept: ``system_message`` (100), ``latest_tool_result`` (80),
     ``instruction_anchor`` (60), ``custom`` (40). Higher ones are removed later; 0 turns a kind off."""
@@ -356,9 +357,9 @@ class Limit(_Settings):
 class LimitSettings(_Settings):
     """Limits of what model calls may use in total, and what happens where one is near or reached."""
 
-    session: Limit = Limit()
+    session: Limit = Limit.model_construct()
     """For a session, from its first call on."""
-    invocation: Limit = Limit()
+    invocation: Limit = Limit.model_construct()
     """For an invocation, from one user message to the end of the run that it started."""
     agents: Mapping[str, Limit] = {}
     """For agents in a session, by agent name; ``*`` is each agent that is not named."""
@@ -413,17 +414,17 @@ class PackPolicy(_Settings):
     planners: tuple[str, ...] = ()
     """Names of the agents that write the plan. None of them is told to carry out the step of the plan that is there.
     An agent whose ``output_key`` is ``plan`` is one without being named."""
-    budget: BudgetSettings = BudgetSettings()
-    conversation: ConversationSettings = ConversationSettings()
-    retrieval: RetrievalSettings = RetrievalSettings()
-    compress: CompressSettings = CompressSettings()
-    payload: PayloadSettings = PayloadSettings()
-    acceptance: AcceptanceSettings = AcceptanceSettings()
-    tools: ToolSettings = ToolSettings()
-    offload: OffloadSettings = OffloadSettings()
-    usage: UsageSettings = UsageSettings()
-    tokens: TokenSettings = TokenSettings()
-    limits: LimitSettings = LimitSettings()
+    budget: BudgetSettings = BudgetSettings.model_construct()
+    conversation: ConversationSettings = ConversationSettings.model_construct()
+    retrieval: RetrievalSettings = RetrievalSettings.model_construct()
+    compress: CompressSettings = CompressSettings.model_construct()
+    payload: PayloadSettings = PayloadSettings.model_construct()
+    acceptance: AcceptanceSettings = AcceptanceSettings.model_construct()
+    tools: ToolSettings = ToolSettings.model_construct()
+    offload: OffloadSettings = OffloadSettings.model_construct()
+    usage: UsageSettings = UsageSettings.model_construct()
+    tokens: TokenSettings = TokenSettings.model_construct()
+    limits: LimitSettings = LimitSettings.model_construct()
     cache: Literal["auto", "off"] = "auto"
     """``auto`` marks requests of Claude, which caches no prefix that is not marked, unless the app has a
     ``context_cache_config`` of its own; ``off`` leaves them as they are."""

@@ -480,11 +480,14 @@ class Chat:
         newest = [self.store.read(place) for place in places if answered in place]
         return max(newest, key=lambda manifest: (manifest.last_event_time, manifest.call, manifest.pack_id))
 
-    def replays(self) -> None:
-        """Every pack in the store is intact and can be built again."""
-        replayer = Replayer(self.store)
-        for manifest in self.manifests():
+    def replays(self, every: int = 3) -> None:
+        """Every pack in the store is intact and can be built again; of many that cut nothing, one of so many is."""
+        replayer, manifests = Replayer(self.store), self.manifests()
+        for at, manifest in enumerate(manifests):
             manifest.verify()
+            is_one_of_many = len(manifests) > 8 and 0 < at < len(manifests) - 1
+            if is_one_of_many and at % every and not (was_cut(manifest) or manifest.degradations):
+                continue
             replayed = replayer.replay(manifest)
             assert replayed.matches
             accounted(replayer, replayed)

@@ -62,7 +62,7 @@ def look_up(key: str) -> dict[str, str]:
     return {"result": f"{key}: " + " ".join(f"line {at} of {key}" for at in range(40))}
 
 
-TURNS = 6
+TURNS = 4
 WINDOW = 1_900
 
 
@@ -121,8 +121,8 @@ def test_an_instruction_for_all_agents_is_in_the_pack_where_its_plugin_comes_fir
 
 def test_a_filter_behind_takes_turns_from_the_model_that_the_pack_has() -> None:
     chat, _ = talked(ContextFilterPlugin(num_invocations_to_keep=1), "behind")
-    assert "question 4" in recorded(chat)[-1]
-    assert "question 4" not in chat.sent[-1].text, "as docs/attach.md says"
+    assert "question 2" in recorded(chat)[-1]
+    assert "question 2" not in chat.sent[-1].text, "as docs/attach.md says"
 
 
 def test_a_file_that_becomes_an_artifact_is_named_in_the_pack() -> None:

@@ -92,8 +92,8 @@ def test_the_request_stays_word_for_word_while_anything_older_takes_room(window,
 
 
 def test_a_request_that_alone_passes_the_window_is_shortened_last():
-    chat = Chat(["Fine. " + words(200, f"a{at}") for at in range(12)], policy=small(3_000))
-    chat.say(*(f"Note {at}: {words(150, f'q{at}w')}" for at in range(11)), words(4_000, "huge"))
+    chat = Chat(["Fine. " + words(200, f"a{at}") for at in range(8)], policy=small(3_000))
+    chat.say(*(f"Note {at}: {words(150, f'q{at}w')}" for at in range(7)), words(4_000, "huge"))
     last = chat.sent[-1]
     assert "huge0 " in last.text
     assert "The middle of this message is left out" in last.text
@@ -165,7 +165,7 @@ def as_it_is(artifact: types.Part, name: str) -> types.Part:
 @pytest.mark.parametrize("inline", [False, True])
 @pytest.mark.parametrize("order", [["a", "long"], ["long", "a"], ["a", "long", "b"], ["long", "second"], ["long"]])
 @pytest.mark.parametrize("rewrites", [False, True])
-@pytest.mark.rows(9)
+@pytest.mark.rows(6)
 def test_a_loaded_artifact_keeps_what_the_request_asks_for(order, inline, rewrites):
     artifacts = InMemoryArtifactService()
     texts = {"a": SHORT, "b": "Nobody smokes in the cellar.", "long": "\n".join(LINES), "second": "\n".join(LINES)}

@@ -38,28 +38,7 @@ PICTURE = 1_400
 MESSAGES, SHARE = 14, 0.11
 """The messages of a session, and the share of the window that a long text takes."""
 PACKAGED = sorted(Path(google.adk.__path__[0]).glob("integrations/*/skills/*/SKILL.md"))
-VOCABULARY = [
-    "the",
-    "ship",
-    "left",
-    "port",
-    "before",
-    "rain",
-    "came",
-    "and",
-    "nobody",
-    "on",
-    "board",
-    "had",
-    "seen",
-    "such",
-    "a",
-    "grey",
-    "wide",
-    "sea",
-    "as",
-    "this",
-]
+VOCABULARY = "the ship left port before rain came and nobody on board had seen such a grey wide sea as this"
 
 
 def drawn(seed: int) -> tuple[random.Random, int, frozenset[str]]:
@@ -72,7 +51,7 @@ def drawn(seed: int) -> tuple[random.Random, int, frozenset[str]]:
 def prose(tokens: int, name: str) -> str:
     """A text of about so many tokens, no line of which is in another text."""
     rng, lines = random.Random(name), range(max(1, tokens // 16))
-    return "\n".join(f"{name}.{at}: {' '.join(rng.choices(VOCABULARY, k=10))}" for at in lines)
+    return "\n".join(f"{name}.{at}: {' '.join(rng.choices(VOCABULARY.split(), k=10))}" for at in lines)
 
 
 def read_file(name: str, tokens: int) -> str:

@@ -18,7 +18,8 @@ from aether_context.errors import MissingExtra
 ROOT = Path(__file__).parents[1]
 HEAVY = ("google", "numpy", "torch", "genai_prices")
 LATER = (
-    "google.adk.agents.llm_agent", "google.adk.agents.loop_agent", "fsspec", "numpy", "sqlite3", "tomllib",
+    "google.adk.agents.llm_agent", "google.adk.agents.loop_agent", "google.adk.tools.agent_tool",
+    "google.adk.utils.instructions_utils", "opentelemetry", "fsspec", "numpy", "sqlite3", "tomllib",
     "aether_context.lab.preview", "aether_context.adk.services.artifacts", "aether_context.adk.tools",
     "aether_context.memory", "aether_context.retrieval.pool", "aether_context.store.manifest",
     "aether_context.tokens.estimate",

@@ -109,6 +109,7 @@ NAMED: list[Any] = [
 
 @pytest.mark.parametrize("tools", NAMED, ids=str)
 @pytest.mark.parametrize("place", ["step", "plan", "state", "capital", "misspelled"])
+@pytest.mark.rows(37)
 def test_tools_are_known_however_they_are_written(tools: Any, place: str) -> None:
     step = {key: value for key, value in STEP.items() if key != "tools"}
     state: dict[str, Any] = {"plan": {"step": step}}

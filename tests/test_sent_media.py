@@ -41,7 +41,7 @@ def shown_in(sent: Sent) -> list[bytes]:
 @pytest.mark.rows(1)
 def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: str, mark: str, text: str):
     chat = Chat(policy=small(6_000), model="gemini-3-pro-preview")
-    chat.say(message(data, kind, text), *turns(15, 360))
+    chat.say(message(data, kind, text), *turns(11, 360))
     assert data not in shown(chat)
     written = chat.sent[-1].text
     summary = written[written.index(SUMMARY_TITLE) :]
@@ -71,7 +71,7 @@ def test_what_people_sent_leaves_a_mark_and_is_shown_again(data: bytes, kind: st
 @pytest.mark.rows(1)
 def test_a_text_in_which_something_is_masked_is_not_kept(data: bytes, kind: str, is_kept: bool):
     chat = Chat(policy=small(6_000, redact=("personal",)), model="gemini-3-pro-preview")
-    chat.say(message(data, kind, "Here is my list."), *turns(15, 360))
+    chat.say(message(data, kind, "Here is my list."), *turns(11, 360))
     assert data not in shown(chat)
     stored = [chat.store.files.read(file.path) for file in chat.store.files.below(chat.store.files.root)]
     assert not any(b"ann@example.org" in one.replace(b"\0", b"") for one in stored)

@@ -46,7 +46,7 @@ def turns(count: int, first: int = 0) -> list[str]:
 @pytest.mark.parametrize("strategy", ["epochs", "stable_prefix", "sliding_turns", "heads_tails"])
 @pytest.mark.rows(1, slow=4)
 def test_an_active_skill_stays_whole_through_every_cut(window: int, count: int, strategy: str):
-    count_of = 17 if window < 20_000 else 30
+    count_of = 11 if window < 10_000 else 17 if window < 20_000 else 30
     conversation = {"strategy": [strategy], "sliding_turns": {"tokens": window // 2}}
     chat = Chat(
         [*loads("review"), *(prose(at + 500, 50) for at in range(count_of))],
@@ -131,10 +131,10 @@ def test_unloaded_it_is_gone_with_the_next_request():
         warnings.simplefilter("ignore")
         override_feature_enabled(FeatureName.SKILL_LIFECYCLE, True)
         try:
-            script = [*loads("review"), *(prose(at + 500, 50) for at in range(10))]
-            script += [call("look_up", key="k"), call("unload_skill", skill_name="review"), *["ok"] * 9]
+            script = [*loads("review"), *(prose(at + 500, 50) for at in range(6))]
+            script += [call("look_up", key="k"), call("unload_skill", skill_name="review"), *["ok"] * 5]
             chat = Chat(script, [toolset(skill("review")), look_up], small(6_000))
-            chat.say(*turns(14))
+            chat.say(*turns(9))
         finally:
             override_feature_enabled(FeatureName.SKILL_LIFECYCLE, False)
     ends = next(at for at, sent in enumerate(chat.sent) if sent.answers("unload_skill"))
@@ -156,9 +156,9 @@ def test_each_agent_has_its_own_and_nobody_elses():
         "root", skill("review"), [*loads("review"), call("transfer_to_agent", agent_name="writer")], sub_agents=[writer]
     )
     chat = Chat(agent=root, policy=small(7_000))
-    chat.say(*turns(12))
+    chat.say(*turns(9))
     sents = [sent for sent in chat.sent if sent.agent == "writer"][1:]
-    assert len(sents) > 10
+    assert len(sents) > 7
     assert set(whole(sents, "write")) == {30}
     assert not any(rules("review", 1)[0] in sent.text.partition("ACTIVE INSTRUCTIONS:")[2] for sent in sents)
     chat.replays()
@@ -207,7 +207,7 @@ def test_a_tool_that_the_policy_marks_instructs_and_no_other_does(marked: bool):
     offload = {"tools": {"read_rules": "instructs"}} if marked else {"tools": {"look_up": "whole"}}
     script = [call("read_rules", area="stairs"), *(prose(at + 500, 50) for at in range(30))]
     chat = Chat(script, [read_rules, look_up], small(6_000, offload=offload))
-    chat.say(*turns(14))
+    chat.say(*turns(8))
     last = chat.sent[-1]
     assert whole([last], "stairs")[0] == 30 if marked else whole([last], "stairs")[0] < 30
     assert ("ACTIVE INSTRUCTIONS:" in last.text) == marked

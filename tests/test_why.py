@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+from collections.abc import Iterator
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -20,7 +21,7 @@ from packs import recording
 from plans import words
 from scripted import Chat, call, new_store
 
-from aether_context import PackPolicy, PackStore, why
+from aether_context import Manifest, PackPolicy, PackStore, why
 from aether_context.canonical import canonical_json
 from aether_context.errors import PackNotFound
 from aether_context.lab.cli import main
@@ -57,6 +58,23 @@ PLANTED = {
     "nobody said a word of zebras": "",
 }
 """Texts, and in which forms they stand for which agents, in the order of the calls."""
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _packs_are_built_once() -> Iterator[None]:
+    """Each question builds all packs again; that this gives the same each time is held in test_verify.py."""
+    built: dict[Any, Any] = {}
+    replay = Replayer.replay
+
+    def once(self: Replayer, manifest: Manifest, *changes: Any, **more: Any) -> Any:
+        key = self.store.url, manifest.digest, repr(changes), repr(more)
+        if key not in built:
+            built[key] = replay(self, manifest, *changes, **more)
+        return built[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Replayer, "replay", once)
+        yield
 
 
 @pytest.fixture(scope="module")

@@ -16,7 +16,7 @@ from google.adk.events.event_actions import EventActions
 from google.adk.models.base_llm import BaseLlm
 from google.adk.models.llm_response import LlmResponse
 from google.genai import types
-from pydantic import Field
+from pydantic import ConfigDict, Field
 
 from aether_context.adk.bounds import failure, in_thread, within
 from aether_context.adk.call import PreviousCall
@@ -189,6 +189,8 @@ class AcceptanceGate(BaseAgent):
     conversation as the user's, so that the cached prefix of the worker's request stays whole, and that it is an
     instruction: what another agent says reaches the worker as a quote that ADK forbids it to follow.
     """
+
+    model_config = ConfigDict(defer_build=True)
 
     most_repairs: int = Field(default=2, ge=0)
     """Repairs that it asks for in one invocation at most; after them the loop ends with the answer as it is."""

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple, TypeAlias
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
-from google.adk.tools.agent_tool import AgentTool
 from google.adk.tools.base_tool import BaseTool
 from google.genai import types
 
@@ -48,6 +47,8 @@ _CALLER: ContextVar[Caller | None] = ContextVar("aether_context_caller", default
 
 def calling(tool: BaseTool, context: CallbackContext) -> None:
     """A tool of this context's invocation is about to run: sessions that begin inside it are its."""
+    from google.adk.tools.agent_tool import AgentTool  # ADK loads it with an app's first agent
+
     _CALLER.set(Caller(session_key(context), context.invocation_id, isinstance(tool, AgentTool)))
 
 
@@ -194,6 +195,8 @@ class NamedInPolicy:
 
         Where toolsets give tools, which may be others at each call, only names that are like one of the app's are told.
         """
+        from google.adk.tools.agent_tool import AgentTool
+
         agent: Any = call.invocation.agent
         app, root, seen = call.key[0], agent.root_agent, self._tools_seen[call.key[0]]
         seen[agent.name].update(call.request.tools_dict)

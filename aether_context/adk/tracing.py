@@ -9,12 +9,10 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-
-from opentelemetry import context as otel_context
-from opentelemetry import metrics, trace
+from functools import cache
 
 from aether_context import __version__
-from aether_context.pack import LAYERS, Pack
+from aether_context.pack import Pack
 from aether_context.usage.cache import CacheLoss
 
 logger = logging.getLogger("aether_context")
@@ -23,32 +21,40 @@ logger = logging.getLogger("aether_context")
 # one, and would show each call twice.
 _MODEL = "aether_context.model"
 _AGENT = "gen_ai.agent.name"
-_PACK = "aether_context.pack.id"
 _REASON = "aether_context.epoch.reason"
 
-_tracer = trace.get_tracer("aether_context", __version__)
-_meter = metrics.get_meter("aether_context", __version__)
-_duration = _meter.create_histogram(
-    "aether_context.pack.duration",
-    unit="s",
-    description="From the request that ADK hands over to the request that leaves.",
-    explicit_bucket_boundaries_advisory=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0),
-)
-_tokens = _meter.create_histogram(
-    "aether_context.pack.tokens",
-    unit="{token}",
-    description="The request that leaves, as it is estimated before the call.",
-    explicit_bucket_boundaries_advisory=tuple(4**power for power in range(4, 11)),
-)
-_cuts = _meter.create_counter("aether_context.pack.cuts", unit="{cut}", description="Cuts of conversations.")
-_prefix = _meter.create_counter(
-    "aether_context.prefix.tokens",
-    unit="{token}",
-    description="Tokens with which requests begin as the request before them did.",
-)
-_cache = _meter.create_counter(
-    "aether_context.cache.tokens", unit="{token}", description="Input tokens that came from a cache, as reported."
-)
+
+class _Telemetry:
+    """OpenTelemetry, with what is measured; made at the first pack, since ADK loads it with an app's first agent."""
+
+    def __init__(self) -> None:
+        from opentelemetry import context, metrics, trace
+
+        self.context, self.trace = context, trace
+        self.tracer = trace.get_tracer("aether_context", __version__)
+        meter = metrics.get_meter("aether_context", __version__)
+        self.duration = meter.create_histogram(
+            "aether_context.pack.duration",
+            unit="s",
+            description="From the request that ADK hands over to the request that leaves.",
+            explicit_bucket_boundaries_advisory=(0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10),
+        )
+        self.tokens = meter.create_histogram(
+            "aether_context.pack.tokens",
+            unit="{token}",
+            description="The request that leaves, as it is estimated before the call.",
+            explicit_bucket_boundaries_advisory=tuple(4**power for power in range(4, 11)),
+        )
+        self.cuts = meter.create_counter("aether_context.pack.cuts", unit="{cut}", description="Cuts of conversations.")
+        self.prefix = meter.create_counter(
+            "aether_context.prefix.tokens", unit="{token}", description="Tokens that a request shares with the last."
+        )
+        self.cache = meter.create_counter(
+            "aether_context.cache.tokens", unit="{token}", description="Input tokens from a cache, as reported."
+        )
+
+
+_telemetry = cache(_Telemetry)
 
 
 @contextmanager
@@ -75,9 +81,9 @@ class PackSpan:
 
     def __enter__(self) -> PackSpan:
         with _harmless():
-            self._span = _tracer.start_span(f"pack_context {self._labels[_AGENT]}")
+            self._span = _telemetry().tracer.start_span(f"pack_context {self._labels[_AGENT]}")
             if self._span.is_recording():
-                self._token = otel_context.attach(trace.set_span_in_context(self._span))
+                self._token = _telemetry().context.attach(_telemetry().trace.set_span_in_context(self._span))
                 self.recording = True
         return self
 
@@ -85,26 +91,23 @@ class PackSpan:
     def record_pack(self, pack: Pack, name: str, uri: str) -> None:
         """Takes in what the pack came to, with its id and where its manifest is, empty where it is not recorded."""
         cut = any(event.stage == "cut" for event in pack.events)
-        _tokens.record(pack.tokens.expected, self._labels)
+        _telemetry().tokens.record(pack.tokens.expected, self._labels)
         if pack.prefix.shared_tokens:
-            _prefix.add(pack.prefix.shared_tokens, self._labels)
+            _telemetry().prefix.add(pack.prefix.shared_tokens, self._labels)
         if cut:
-            _cuts.add(1, self._labels | {_REASON: pack.epoch_reason or ""})
+            _telemetry().cuts.add(1, self._labels | {_REASON: pack.epoch_reason or ""})
         if not self.recording:
             return
+        layers = pack.allocation.layers
         attributes = {
             "gen_ai.operation.name": "pack_context",
             "gen_ai.conversation.id": pack.identity.session,
-            _PACK: name,
+            "aether_context.pack.id": name,
             "aether_context.pack.uri": uri,
             "aether_context.window": pack.source.window,
             "aether_context.tokens.request": pack.tokens.expected,
             "aether_context.tokens.over_window": pack.tokens.over_window,
-            **{
-                f"aether_context.tokens.{layer}": pack.allocation.layers[layer].used
-                for layer in LAYERS
-                if layer != "slack"
-            },
+            **{f"aether_context.tokens.{layer}": row.used for layer, row in layers.items() if layer != "slack"},
             "aether_context.cut": cut,
             _REASON: pack.epoch_reason,
             "aether_context.prefix.tokens": pack.prefix.shared_tokens,
@@ -118,13 +121,13 @@ class PackSpan:
         self.error = self.error if kind is None else kind.__name__
         failed = {"error.type": self.error} if self.error else {}
         if self.recording:
-            otel_context.detach(self._token)
+            _telemetry().context.detach(self._token)
         with _harmless():
-            _duration.record(time.perf_counter() - self._began, self._labels | failed)
+            _telemetry().duration.record(time.perf_counter() - self._began, self._labels | failed)
             if self.recording:
                 self._span.set_attributes({**self._labels, **failed})
                 if failed:
-                    self._span.set_status(trace.StatusCode.ERROR)
+                    self._span.set_status(_telemetry().trace.StatusCode.ERROR)
                 self._span.end()
 
 
@@ -132,11 +135,11 @@ class PackSpan:
 def count_cached(pack: Pack, cached_tokens: int | None) -> None:
     """Counts what a provider reported for a pack."""
     if cached_tokens:
-        _cache.add(cached_tokens, {_AGENT: pack.identity.agent, _MODEL: pack.source.request.model})
+        _telemetry().cache.add(cached_tokens, {_AGENT: pack.identity.agent, _MODEL: pack.source.request.model})
 
 
 @_harmless()
 def trace_loss(loss: CacheLoss) -> None:
     """Writes the loss of a call onto the span that is current when its answer comes, ADK's of the model call."""
     attributes = {"aether_context.cache.lost_tokens": loss.tokens, "aether_context.cache.lost_to": loss.breaker}
-    trace.get_current_span().set_attributes(attributes)
+    _telemetry().trace.get_current_span().set_attributes(attributes)

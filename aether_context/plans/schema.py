@@ -190,7 +190,7 @@ class StepShape(Shape):
     """Who does it: Planner, Operator, Reviewer, or a name of your own."""
     acceptance: tuple[AcceptanceShape, ...] = ()
     """The checklist: what has to be true for the step to be done."""
-    constraints: ConstraintShape = ConstraintShape()
+    constraints: ConstraintShape = ConstraintShape.model_construct()
     """Limits of it, beside the plan's."""
     tools: Names | None = None
     """The tools it needs, by name. Where tools are given but none can be read, it has no tools, rather than all."""
@@ -235,7 +235,7 @@ class PlanShape(Shape):
     """The current step's checklist, where the step has none."""
     role: Text = ""
     """The current role, where the step has none."""
-    constraints: ConstraintShape = ConstraintShape()
+    constraints: ConstraintShape = ConstraintShape.model_construct()
     """Limits of the work."""
     tools: Names | None = None
     """Names of the step's tools, where the step names none."""

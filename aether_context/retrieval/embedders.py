@@ -219,7 +219,7 @@ class _Model:
         self.digest = hashlib.sha256(data).hexdigest()
         with np.load(io.BytesIO(data), allow_pickle=False) as archive:
             self.vocabulary = archive["vocabulary"].tobytes().decode().split("\n")
-            self.rows: Rows = archive["rows"]
+            self.rows: Rows = np.ascontiguousarray(archive["rows"])
         self.numbers = {token: number for number, token in enumerate(self.vocabulary)}
         self._longest = max(map(len, self.vocabulary))
         self._characters = _Characters(_RECLASSIFIED)

@@ -89,11 +89,11 @@ SIZES = ((94, 104), (125, 182), (178, 590), (269, 1_064), (806, 2_421))
 BOUNDS = {
     "append": 12.5, "append, p95": 20.0, "append, long": 2.2, "message": 23.0, "message, long": 14.0, "cut": 120.0,
     "cold": 2.2, "live": 13.5, "live, 1,000": 4.0, "live, 10,000": 12.0, "sqlite": 17.5, "team": 16.0,
-    "cut, at a go": 20.0, "cold, at a go": 45.0, "saturated": 8.0, "import": 0.45,
+    "cut, at a go": 20.0, "cold, at a go": 45.0, "saturated": 8.0, "import": 0.3,
 }  # fmt: skip
 """About half as much again as two noisy cores show; they go down with the figures. Two are divided by what ADK itself
-takes, so that they rise where ADK gets faster: ``saturated``, where 5.1 to 5.7 are shown, and ``import``, where 0.25 is
-shown beside many packages that ADK imports where they are there, and 0.34 without them."""
+takes, so that they rise where ADK gets faster: ``saturated``, where 5.1 to 5.7 are shown, and ``import``, where 0.17 is
+shown beside many packages that ADK imports where they are there, and 0.21 without them."""
 GROWTH = (100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 CURVES = ("ADK alone", "plugin", "ADK with plugin")
 IMPORT = """

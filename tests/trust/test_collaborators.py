@@ -288,7 +288,7 @@ def test_a_decision_that_would_break_a_request_is_not_taken(wrong: str, figure: 
     figure("invalid", sum(bool(sent.faults) for sent in chat.sent))
     assert [sent.faults for sent in chat.sent] == [()] * (2 * TURNS)
     assert "faulty" in "; ".join(chat.latest().degradations)
-    chat.replays()
+    chat.replays(every=1)
 
 
 @pytest.mark.parametrize("both", [False, True], ids=["memory", "memory and embedder"])

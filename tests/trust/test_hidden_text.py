@@ -77,7 +77,7 @@ def test_results_of_tools_hide_nothing(window: int, times: int, figure: Figure) 
     assert all(HIDDEN in str(response["page"]["text"][0]) for response in given if response)
     for record in chat.store.evidence("shop", "ann", "s1"):
         assert TAGS.encode() in chat.store.evidence_data("shop", "ann", record.digest)
-    chat.replays()
+    chat.replays(every=1)
 
 
 def test_a_reader_shows_what_is_hidden_in_what_is_stored(figure: Figure) -> None:
@@ -93,7 +93,7 @@ def test_a_reader_shows_what_is_hidden_in_what_is_stored(figure: Figure) -> None
     chat.say("Look again.")
     figure("hidden", hidden(chat))
     assert hidden(chat) == 0
-    chat.replays()
+    chat.replays(every=1)
 
 
 def test_memories_hide_nothing(figure: Figure) -> None:
@@ -103,7 +103,7 @@ def test_memories_hide_nothing(figure: Figure) -> None:
     assert hidden(chat) == 0
     assert "\\u202eRUE 5" in chat.sent[0].human()
     assert "👩\u200d👩\u200d👧" in chat.sent[0].human()
-    chat.replays()
+    chat.replays(every=1)
 
 
 def test_other_agents_hide_nothing(figure: Figure) -> None:
@@ -122,7 +122,7 @@ def test_other_agents_hide_nothing(figure: Figure) -> None:
     figure("hidden", found)
     assert quoted
     assert found == 0
-    chat.replays()
+    chat.replays(every=1)
 
 
 def test_artifacts_hide_nothing(figure: Figure) -> None:
@@ -147,4 +147,4 @@ def test_ordinary_text_of_every_script_stays_as_it_is(times: int) -> None:
     chat.say("Fetch.")
     [answer] = chat.sent[1].answers()
     assert answer["page"]["text"] == [text, 5]
-    chat.replays()
+    chat.replays(every=1)

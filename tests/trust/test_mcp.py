@@ -8,11 +8,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-
-pytest.importorskip("mcp.server.mcpserver")
-
-from google.adk.tools.mcp_tool import McpToolset, StdioConnectionParams
-from mcp import StdioServerParameters
 from scripted import Chat, call
 
 from aether_context import PackPolicy
@@ -23,6 +18,10 @@ SERVER = Path(__file__).parent.parent / "mcp_server.py"
 
 @pytest.mark.parametrize("window", [4_000, 20_000])
 def test_results_of_a_real_server(window: int, figure: Callable[[str, float], None]) -> None:
+    pytest.importorskip("mcp.server.mcpserver")
+    from google.adk.tools.mcp_tool import McpToolset, StdioConnectionParams
+    from mcp import StdioServerParameters
+
     parameters = StdioServerParameters(command=sys.executable, args=[str(SERVER)])
     toolset = McpToolset(connection_params=StdioConnectionParams(server_params=parameters, timeout=60))
     chat = Chat(tools=[toolset], policy=PackPolicy(max_input_tokens=window))
@@ -43,4 +42,4 @@ def test_results_of_a_real_server(window: int, figure: Callable[[str, float], No
     figure("invalid", invalid)
     figure("over_window", over)
     assert (invalid, over, len(chat.sent)) == (0, 0, 20)
-    chat.replays()
+    chat.replays(every=1)

@@ -289,7 +289,7 @@ def test_a_refusal_for_what_is_not_tokens_costs_no_turn(message: str, figure: Fi
     assert len(media_in(chat.sent[8].contents)) <= 5
     latest = media_in(chat.sent[8].contents)
     assert latest[-1].inline_data == picture(8).inline_data  # the current message's own
-    chat.replays()
+    chat.replays(every=1)
 
 
 @pytest.mark.parametrize(
@@ -324,7 +324,7 @@ def test_requests_are_kept_under_the_bytes_that_a_provider_takes(
     rows = [row for row in manifests[-1].rows if row.reason == "provider_limit"]
     assert rows or any(row.reason == "provider_limit" for manifest in manifests for row in manifest.rows)
     assert len(chat.latest().epoch.unseen) == 1
-    chat.replays()
+    chat.replays(every=1)
 
 
 def test_the_pages_and_documents_of_a_request_are_kept_under_claudes_limits(figure: Figure) -> None:
@@ -386,7 +386,7 @@ def test_screenshots_in_a_loop_give_way_before_the_users_picture() -> None:
         picture(1).inline_data in [part.inline_data for part in media_in(sent.contents)] for sent in chat.sent[:-1]
     )
     assert max(count_all(sent.contents) for sent in chat.sent[8:]) <= 4
-    chat.replays()
+    chat.replays(every=1)
 
 
 def count_all(contents: Sequence[types.Content]) -> int:

@@ -65,7 +65,7 @@ def test_another_process_sends_the_same_by_what_state_holds() -> None:
         other.say(question)
     assert any("MEMORY:" in sent.human() for sent in chat.sent)
     assert [sent.wires for sent in other.sent] == [sent.wires for sent in chat.sent]
-    other.replays()
+    other.replays(every=1)
 
 
 @pytest.mark.parametrize("value", [None, 5, "USER REQUEST:", ["x"], {"a": 1}])
@@ -79,4 +79,4 @@ def test_lines_that_something_else_wrote_break_no_request(value: Any) -> None:
     asyncio.run(set_state(chat, **dict.fromkeys(keys[::2], value)))
     chat.restart()
     chat.say(*questions[-4:])
-    chat.replays()
+    chat.replays(every=1)

@@ -100,7 +100,7 @@ def test_no_receipt_calls_whole_what_was_cut(kind: str, state: dict[str, Any], w
     figure("wrong_receipts", wrong)
     assert wrong == 0
     assert shortened or window == 40_000
-    chat.replays()
+    chat.replays(every=1)
 
 
 @pytest.mark.parametrize("answer", ["I would rather not.", "", "{}", '{"summaries": []}', '{"summaries": [{"id": 1}]}'])
@@ -115,7 +115,7 @@ def test_a_model_that_never_gives_a_summary_is_not_asked_at_every_cut(answer: st
     assert len(llm.asked) == 2
     assert any("summarizer: off in this session" in told for manifest in manifests for told in manifest.degradations)
     chat.say("And in another session?", session="s2")
-    chat.replays()
+    chat.replays(every=1)
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 4, 6, 7, 12, 60, 3_001])

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any, Literal, NamedTuple, TypeAlias
 
+import pytest
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.events.event import Event
@@ -34,10 +35,11 @@ Turn: TypeAlias = tuple[Message, Sequence[Reply | Refusal]]
 
 
 def _claude(url: str) -> BaseLlm:
-    from anthropic import AsyncAnthropic
+    # At its first use: to load it takes a process two seconds.
+    anthropic = pytest.importorskip("anthropic", reason="the extra dev brings anthropic")
     from google.adk.models.anthropic_llm import AnthropicLlm
 
-    client = AsyncAnthropic(api_key="test", base_url=url, max_retries=0)
+    client = anthropic.AsyncAnthropic(api_key="test", base_url=url, max_retries=0)
     return AnthropicLlm(model="claude-sonnet-4-5", client=client)
 
 

@@ -15,7 +15,6 @@ from wire.sessions import CLIENTS, NATIVE, Scenario, answers, asks, calls, clerk
 
 from aether_context import PackStore
 
-pytest.importorskip("anthropic")
 pytestmark = pytest.mark.integration
 
 AGENT = """

@@ -10,9 +10,6 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.agents import LlmAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.base_llm import BaseLlm
@@ -70,7 +67,7 @@ def test_a_cut_takes_all_thoughts_before_it(loop: str) -> None:
         numbers = [thoughts_of(request.body) for request in done.server.requests]
         assert any(after < before for before, after in zip(numbers, numbers[1:], strict=False))
         assert max(numbers) > 1
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 def test_what_is_told_beside_a_cut_is_no_rewritten_history() -> None:
@@ -89,7 +86,7 @@ def test_every_strategy_takes_them(strategy: str) -> None:
     policy = PackPolicy.model_validate({"max_input_tokens": 5_000, "conversation": settings})
     with run("claude", of_turns(CALL, CALL, turns=5), policy=policy) as done:
         is_sound(done)
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 @pytest.mark.parametrize("loop", ["many calls", "redacted thoughts"])
@@ -155,7 +152,7 @@ def test_a_refusal_costs_no_turn_and_thoughts_are_sent_from_then_on() -> None:
         is_sound(done, refused=1)
         numbers = [thoughts_of(request.body) for request in done.server.requests]
         assert numbers == [0, 1, 2, 3, 4, 5, 6, 7, 0, 1, 2, 3, 4]
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 def _edited(times: int) -> Scenario:

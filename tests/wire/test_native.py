@@ -8,9 +8,6 @@ import random
 from typing import Any
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.tools import LongRunningFunctionTool
 from google.genai import types
 from matrix import but_slow
@@ -151,7 +148,7 @@ def test_the_summary_of_adks_own_compaction_is_a_users_message(client: str) -> N
         assert {fault.partition(":")[0] for fault in done.server.faults} == {f"{client}_begins_with_the_user"}
     with run(client, SCENARIOS["images"](), way="both") as done:
         assert done.server.faults == []
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 @pytest.mark.parametrize("client", NATIVE)
@@ -182,7 +179,7 @@ def test_what_is_signed_is_whole_or_absent(client: str, window: int, scenario: S
         assert done.failed == []
         assert done.server.faults == []
         assert done.server.over == []
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 MASKED = PackPolicy(max_input_tokens=8_000, redact=("personal",), redact_prompt=True)
@@ -205,7 +202,7 @@ def test_a_masked_call_is_not_sent_under_the_signature_of_another(client: str) -
         assert not any(address in body for body in bodies)
         assert "write to [email]" in bodies[1]
         assert [GEMINI_UNSIGNED in body for body in bodies] == [client == "gemini" and at > 0 for at in range(9)]
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 def test_a_signed_thought_that_holds_what_is_masked_is_told_of() -> None:
@@ -232,7 +229,7 @@ def test_a_refused_overflow_costs_the_user_no_turn(client: str, stream: bool) ->
         assert codes.count("context_window_exceeded") == 1
         assert codes.count(None) == 9
         assert manifests[-1].window_mark == "learned"
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 def _with_media(at: int, kind: str, *media: bytes) -> types.Content:
@@ -262,7 +259,7 @@ def test_bytes_media_and_pages_stay_under_what_a_provider_takes(client: str, kin
     with run(client, Scenario(clerk, turns), window=600_000) as done:
         assert done.failed == []
         assert done.server.faults == []
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 REFUSED = {
@@ -290,7 +287,7 @@ def test_a_refusal_for_bytes_media_or_pages_costs_no_turn(client: str, at: int) 
         assert done.failed == []
         assert done.server.faults == []
         assert "is left out" in str(done.server.requests[-2].body)
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 @pytest.mark.parametrize("client", EVERY)
@@ -311,7 +308,7 @@ def test_parallel_calls_that_nothing_has_answered_are_pending(client: str) -> No
         assert "pending" in str(done.server.requests[-1].body)
         events = asyncio.run(done.chat.held()).events
         assert "pending" not in str([event.content for event in events])
-        done.chat.replays()
+        done.chat.replays(every=1)
 
 
 @pytest.mark.integration

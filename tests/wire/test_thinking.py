@@ -9,9 +9,6 @@ from __future__ import annotations
 import random
 
 import pytest
-
-pytest.importorskip("anthropic")
-
 from google.adk.agents import LlmAgent
 from google.adk.models.base_llm import BaseLlm
 from wire.rules import Issued, claude_calls_keep_their_thinking
@@ -62,7 +59,7 @@ def hold(seed: int) -> list[str]:
         assert [failure for failure in done.failed if "overloaded" not in failure] == []
         assert done.server.faults == []
         assert done.server.over == []
-        done.chat.replays()
+        done.chat.replays(every=1)
         return [request.text for request in done.chat.sent]
 
 

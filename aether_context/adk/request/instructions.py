@@ -12,7 +12,6 @@ from dataclasses import replace
 from typing import Any
 
 from google.adk.models.llm_request import LlmRequest
-from google.adk.utils.instructions_utils import inject_session_state
 from google.genai import types
 
 from aether_context.adk.bounds import Waits
@@ -107,5 +106,7 @@ async def _body(call: ModelCall, toolset: Any, name: str, waits: Waits) -> str:
     if skill is None:
         skill = await waits.within(f"skill {name}", invocation, toolset._get_or_fetch_skill(name, invocation))
     if skill is not None and skill.frontmatter.metadata.get("adk_inject_state"):
+        from google.adk.utils.instructions_utils import inject_session_state  # ADK loads it with an app's first agent
+
         return await inject_session_state(skill.instructions, call.context)
     return str(skill.instructions) if skill is not None else ""
