@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from google.genai import types
+from plans import loop, small, turns
 from scripted import Chat, call, look_up
 
 import aether_context
@@ -134,6 +135,25 @@ def entered(turns: int, settings: dict[str, Any]) -> int:
 def test_a_call_reads_only_what_is_new(settings: dict[str, Any]) -> None:
     more_contents = 4 * (9 - 3)
     assert entered(9, settings) - entered(3, settings) < 30 * more_contents, "to read one enters 150 functions"
+
+
+def test_what_a_cut_took_is_compared_once_for_each_message() -> None:
+    compared = 0
+
+    def of_call(frame: FrameType, event: str, _: object) -> None:
+        nonlocal compared
+        compared += event == "call" and frame.f_code.co_name == "key_hash"
+
+    chat = Chat(policy=small(1_500), script=[*["ok"] * 60, *loop(5), "done"], tools=[look_up])
+    chat.say(*turns(60))
+    assert chat.latest().epoch.cut_count > 100
+    sys.setprofile(of_call)
+    try:
+        chat.say("one more question")
+    finally:
+        sys.setprofile(None)
+    assert len(chat.sent) == 66
+    assert 120 < compared < 2 * 120
 
 
 @pytest.mark.parametrize("turn", [0, 2])

@@ -6,6 +6,7 @@ with their entries, by a hash that takes a microsecond.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,13 +99,18 @@ Entries: TypeAlias = Sequence[HistoryEntry | None]
 """An agent's entries by place; None stands for a content that is not known."""
 
 
-def same_until(entries: Entries, loaded: Sequence[types.Content], reader: Reader, first: int = 0) -> int:
+def same_until(
+    entries: Entries, loaded: Sequence[types.Content], reader: Reader, first: int = 0, compared: Sequence[int] = ()
+) -> int:
     """The place of the first content that is another one than its entry's.
 
     Args:
         loaded: the contents from the place ``first`` on.
+        compared: the places in ascending order that are compared of those up to the last of them; empty for all.
     """
-    for at in range(first, shared_end := min(len(entries), first + len(loaded))):
+    shared_end = min(len(entries), first + len(loaded))
+    begin = compared[-1] + 1 if compared else first
+    for at in chain(compared[: bisect_left(compared, shared_end)], range(begin, shared_end)):
         entry, key = entries[at], key_hash(loaded[at - first])
         if entry is None or not (entry.key == key or entry.is_stored_as(loaded[at - first], key, reader)):
             return at

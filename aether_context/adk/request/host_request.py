@@ -59,7 +59,9 @@ def host_request(call: ModelCall, reader: Reader, session: AgentSession) -> Host
     block = preloaded(contents, user_content)
     if block is not None:
         del contents[block[0]]
-    same = same_until(session.entries, contents, reader)
+    same = same_until(session.entries, contents, reader, compared=_sent_places(call))
+    if same < session.stable_end:  # all may stand elsewhere
+        same = same_until(session.entries, contents, reader)
     answered = session.stable_end if session.stable_end <= same else 0
     if not call.passthrough_reason and not are_answered(contents[max(0, answered - 1) :]):
         contents, answered = with_pending(contents), 0
@@ -93,6 +95,20 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
         planners=tuple(sorted({*call.policy.planners, *records.planners})),
         binds_thoughts=any("AnthropicLlm" in model.kinds or "claude" in model.name.lower() for model in call.models),
     )
+
+
+def _sent_places(call: ModelCall) -> Sequence[int]:
+    """The places of what the call before was packed from; none where all may have changed since.
+
+    Between two calls for one message a host appends. What a cut took is compared for the next message.
+    """
+    last = call.last
+    for event in reversed(call.context.session.events) if last is not None else ():
+        if last is not None and event.id == last.pack.identity.last_event_id:
+            return last.pack.source.request.positions
+        if event.author == "user":  # a message, a posted result, a rewind or a compaction
+            break
+    return ()
 
 
 def _request_index(

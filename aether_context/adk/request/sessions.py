@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 _MOST_SESSIONS = 512
 _MOST_BYTES = 16_000_000
 """Of all sessions together."""
-_MOST_SPARE = 100
-"""Entries beside those of a call from which on what is not sent is let go."""
 _CONTENT_BYTES, _ENTRY_BYTES, _TOKEN_BYTES = 3_500, 500, 12
 """Bytes, about, of a content that is sent, of an entry, and of a token that is sent: its text stands three times beside
 the host's."""
@@ -46,6 +44,8 @@ class AgentSession:
     last: PreviousCall | None = None
     first_try: FirstTry | None = None
     entries: Entries = ()
+    read_places: frozenset[int] = frozenset()
+    """Places of the entries that its last call read."""
     model: str = ""
     """The model that its contents were read for, whose rule counts media."""
     stable_end: int = 0
@@ -105,10 +105,10 @@ class AgentSession:
             for at, entry in enumerate(entries):
                 if entry is not None:
                     entry.raw = history.raw(at) if at in live else None
-        if len(entries) > 2 * len(history) + _MOST_SPARE:
-            for at in (at for at in range(len(entries)) if at not in history):
-                if (entry := entries[at]) is not None:
-                    entry.frozen = None
+        for at in self.read_places - history.keys():
+            if at < len(entries) and (entry := entries[at]) is not None:
+                entry.frozen = None
+        self.read_places = frozenset(history)
         self.entries, self.stable_end = entries, history.first + last_answer
 
     def forget(self) -> None:
