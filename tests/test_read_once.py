@@ -180,7 +180,8 @@ def test_the_same_words_of_two_users_are_read_for_each() -> None:
     chat = Chat(script=["one", "two", "three", "four"])
     for user in ("ada", "bob"):
         chat.say("My secret is Falcon", user=user)
-    states = chat.plugin._packer._parts.sessions._sessions.values()  # type: ignore[union-attr]
+    sessions = chat.plugin._packer._parts.sessions._sessions.values()  # type: ignore[union-attr]
+    states = [state for session in sessions for state in session.agents.values()]
     assert len({state.key for state in states}) == len(states) == 2
     assert states[0].entries is not states[1].entries
     chat.say("What is it?", user="ada")

@@ -102,14 +102,9 @@ Entries: TypeAlias = Sequence[HistoryEntry | None]
 def same_until(
     entries: Entries, loaded: Sequence[types.Content], reader: Reader, first: int = 0, compared: Sequence[int] = ()
 ) -> int:
-    """The place of the first content that is another one than its entry's.
-
-    Args:
-        loaded: the contents from the place ``first`` on.
-        compared: the places in ascending order that are compared of those up to the last of them; empty for all.
-    """
-    shared_end = min(len(entries), first + len(loaded))
-    begin = compared[-1] + 1 if compared else first
+    """The place of the first content ``loaded``, from ``first`` on, that is another one than its entry's. Where places
+    to be ``compared`` are given, in ascending order, no others are up to the last of them."""
+    shared_end, begin = min(len(entries), first + len(loaded)), compared[-1] + 1 if compared else first
     for at in chain(compared[: bisect_left(compared, shared_end)], range(begin, shared_end)):
         entry, key = entries[at], key_hash(loaded[at - first])
         if entry is None or not (entry.key == key or entry.is_stored_as(loaded[at - first], key, reader)):

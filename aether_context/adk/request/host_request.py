@@ -48,12 +48,8 @@ class HostRequest:
 
 
 def host_request(call: ModelCall, reader: Reader, session: AgentSession) -> HostRequest:
-    """Reads a request of ADK's.
-
-    Args:
-        session: the agent's, as its last call left it. Where nothing has changed before the last content that a model
-            gave, what is before that is not gone through again.
-    """
+    """Reads a request of ADK's by an agent's session, as its last call left it. Where nothing has changed before the
+    last content that a model gave, what is before that is not gone through again."""
     user_content = call.context.user_content
     contents = list(call.request.contents)
     block = preloaded(contents, user_content)
@@ -98,17 +94,12 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
 
 
 def _sent_places(call: ModelCall) -> Sequence[int]:
-    """The places of what the call before was packed from; none where all may have changed since.
-
-    Between two calls for one message a host appends. What a cut took is compared for the next message.
-    """
-    last = call.last
-    for event in reversed(call.context.session.events) if last is not None else ():
-        if last is not None and event.id == last.pack.identity.last_event_id:
-            return last.pack.source.request.positions
-        if event.author == "user":  # a message, a posted result, a rewind or a compaction
-            break
-    return ()
+    """The places that the call before was packed from; none where what a cut took may have changed since."""
+    if (last := call.last) is None:
+        return ()
+    new = takewhile(lambda event: event.id != last.pack.identity.last_event_id, reversed(call.context.session.events))
+    # A message, a posted result, a rewind and a compaction are a user's: between them a host appends.
+    return () if any(event.author == "user" for event in new) else last.pack.source.request.positions
 
 
 def _request_index(

@@ -69,7 +69,7 @@ class HistoryReader:
         if not loads:
             self._archive.begin(session, rewound)
         # Where the host loads a part of the events, an index says nothing.
-        indexed = AgentSession(session.key, session.cache) if loads else session
+        indexed = AgentSession(session.key, session.owner, session.cache) if loads else session
         host = host_request(call, self._reader, indexed)
         raw, request_index, last_answer = host.contents, host.request_index, host.last_answer
         if loads and is_behind:
