@@ -420,6 +420,20 @@ def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_event
     assert totals(chat, "s0").total_tokens == 9 * CALL
 
 
+def test_a_session_that_leaves_takes_its_ledger_along_and_goes_on_from_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_SESSIONS", 2)
+    chat = Chat(script=["ok"] * 9)
+    for session in ("s0", "s1", "s2", "s3"):
+        chat.say("hello", "hello again", session=session)
+    known = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") is not None for at in range(4)]  # type: ignore[union-attr]
+    assert known == [False, False, True, True]
+    chat.say("hello once more", session="s0")
+    assert totals(chat, "s0").total_tokens == 3 * CALL
+    assert chat.sent[-1].wires == chat.raw[-1].wires
+
+
 def test_a_session_whose_ledger_was_forgotten_while_its_model_answered_keeps_its_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -214,7 +214,7 @@ class CallHistory(dict[int, Content]):
         return [
             self._escaped.get(at) or self.raw(at)
             if at >= self.first
-            else self._reader.sent_of(self.raw(at), self._model)
+            else self._reader.freeze(self.raw(at), self._model)[1] or self.raw(at)
             for at in positions
         ]
 

@@ -72,10 +72,12 @@ class AgentSession:
     model: str = ""
     """The model that its contents were read for, whose rule counts media."""
     stable_end: int = 0
-    """The number of entries up to the model's last answer; each call in them has an answer."""
+    """The number of entries up to the model's last answer; each call in them has an answer. What follows may stand
+    elsewhere at the next call."""
     request: tuple[list[str | None], int] = field(default_factory=lambda: ([], -1))
     """The texts of the message that was answered last, and the content that holds just them."""
     indexes: dict[str, TurnIndex] = field(default_factory=dict)
+    """Of its turns by embedders, which may hang: each has its own."""
     rewound: str | None = None
     """The id of the event with which the entries begin, as `turns_begin` gives it; empty for none, None before the
     first call."""
@@ -99,23 +101,12 @@ class AgentSession:
     size: int = 0
     is_answering: bool = False
 
-    @property
-    def stable(self) -> Entries:
-        """The entries up to the model's last answer: what follows may stand elsewhere at the next call."""
-        return self.entries[: self.stable_end]
-
     def read_for(self, model: str) -> None:
         """Reads all contents anew where they were read for another model."""
         if self.model != model:
             for entry in filter(None, self.entries):
                 entry.frozen = None
             self.model = model
-
-    def index(self, embedder: str) -> TurnIndex:
-        """The index of its turns by an embedder, which may hang: each has its own."""
-        from aether_context.retrieval.call_indexes import TurnIndex
-
-        return self.indexes.setdefault(embedder, TurnIndex())
 
     def keep(self, history: CallHistory, last_answer: int, unloaded: Collection[int]) -> None:
         """Keeps the entries of a call, and lets go of what earlier calls read and it did not.
