@@ -121,8 +121,8 @@ class AgentSession:
             for at, entry in enumerate(entries):
                 if entry is not None:
                     entry.raw = history.raw(at) if at in live else None
-        for at in self.read_places:
-            if at not in history and at < len(entries) and (entry := entries[at]) is not None:
+        for at in set(self.read_places).difference(history):
+            if at < len(entries) and (entry := entries[at]) is not None:
                 entry.frozen = None
         self.read_places = tuple(history)
         self.entries, self.stable_end = entries, history.first + last_answer
