@@ -225,17 +225,16 @@ class Ledgers:
 
 
 def _begun(call: ModelCall, pack: Pack) -> OpenCall:
-    model, layers = call.request.model or "", pack.allocation.layers
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
         output_tokens=0,
         # Where the request is left alone, the estimate can be of the current turn only.
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
-        system_tokens=layers["system"].used,
-        tool_tokens=layers["tools"].used,
+        system_tokens=pack.allocation.layers["system"].used,
+        tool_tokens=pack.allocation.layers["tools"].used,
         formatting_tokens=pack.framing_tokens,
     )
-    return OpenCall(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
+    return OpenCall(call.invocation.invocation_id, call.model, pack.identity.last_event_time, expected)
 
 
 def _call_usage(response: LlmResponse, usage: Reported, begun: OpenCall, earlier: CallUsage | None) -> CallUsage | None:

@@ -257,8 +257,9 @@ def _served_model(llm: object, name: str) -> ServedModel:
 
 
 def _refusals(state: Mapping[str, Any] | State, taught: Mapping[str, Learned]) -> Mapping[str, Learned]:
-    """What refusals have taught a session, by its state or by this process, whichever is later."""
-    return dict(sorted([*_saved_refusals(state).items(), *taught.items()], key=lambda item: item[1].time))
+    """What refusals have taught a session, by its state or this process: limits before none, the later one of two."""
+    items = [*_saved_refusals(state).items(), *taught.items()]
+    return dict(sorted(items, key=lambda item: (item[1].limit is not None, item[1].time)))
 
 
 def _saved_refusals(state: Mapping[str, Any] | State) -> dict[str, Learned]:
