@@ -41,7 +41,7 @@ BREAKS = (
         "refusal-is-lost-with-its-run",
         "adk/learning.py",
         "Learning._learn",
-        "self._refused.put(context.invocation_id, {WINDOWS: learned})",
+        "owner.refused = context.invocation_id, {WINDOWS: learned}",
         "pass",
     ),
     Break("past-shows-other-branches", "adk/past.py", "_loaded", "and in_branch and in_scope", "and in_scope"),

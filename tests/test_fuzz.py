@@ -461,7 +461,7 @@ def test_without_plan_memory_or_overflow_nothing_changes(contents: list[types.Co
     for request in grow(contents, run):
         raw = contents[: len(request.contents)]  # but for escapes of what a tool's result hides
         assert [repr(content) for content in request.contents] == [
-            repr(Reader().sent_of(content, "")) for content in raw
+            repr(Reader().freeze(content, "")[1] or content) for content in raw
         ]
         assert request.config.system_instruction == "You help."
     assert all(not pack.events and {item.form for item in pack.contents} <= {"whole"} for pack in run.packs)

@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import pytest
 from google.genai import types
+from plans import loop, small, turns
 from scripted import Chat, call, look_up
 
 import aether_context
@@ -136,6 +137,25 @@ def test_a_call_reads_only_what_is_new(settings: dict[str, Any]) -> None:
     assert entered(9, settings) - entered(3, settings) < 30 * more_contents, "to read one enters 150 functions"
 
 
+def test_what_a_cut_took_is_compared_once_for_each_message() -> None:
+    compared = 0
+
+    def of_call(frame: FrameType, event: str, _: object) -> None:
+        nonlocal compared
+        compared += event == "call" and frame.f_code.co_name == "key_hash"
+
+    chat = Chat(policy=small(1_500), script=[*["ok"] * 60, *loop(5), "done"], tools=[look_up])
+    chat.say(*turns(60))
+    assert chat.latest().epoch.cut_count > 100
+    sys.setprofile(of_call)
+    try:
+        chat.say("one more question")
+    finally:
+        sys.setprofile(None)
+    assert len(chat.sent) == 66
+    assert 120 < compared < 2 * 120
+
+
 @pytest.mark.parametrize("turn", [0, 2])
 def test_what_a_callback_does_to_an_old_message_is_in_the_pack(turn: int) -> None:
     edited: list[types.Part] = []
@@ -160,7 +180,8 @@ def test_the_same_words_of_two_users_are_read_for_each() -> None:
     chat = Chat(script=["one", "two", "three", "four"])
     for user in ("ada", "bob"):
         chat.say("My secret is Falcon", user=user)
-    states = chat.plugin._packer._parts.sessions._sessions.values()  # type: ignore[union-attr]
+    sessions = chat.plugin._packer._parts.sessions._sessions.values()  # type: ignore[union-attr]
+    states = [state for session in sessions for state in session.agents.values()]
     assert len({state.key for state in states}) == len(states) == 2
     assert states[0].entries is not states[1].entries
     chat.say("What is it?", user="ada")

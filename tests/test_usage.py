@@ -410,7 +410,7 @@ def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_
 def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_events(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aether_context.adk.usage._MOST_LEDGER_BYTES", 30_000)
+    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_LEDGER_BYTES", 30_000)
     chat = Chat(script=["ok"] * 33)
     for session in ("s0", "s1", "s2", "s3"):
         chat.say(*["hello"] * 8, session=session)
@@ -420,10 +420,24 @@ def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_event
     assert totals(chat, "s0").total_tokens == 9 * CALL
 
 
+def test_a_session_that_leaves_takes_its_ledger_along_and_goes_on_from_its_events(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_SESSIONS", 2)
+    chat = Chat(script=["ok"] * 9)
+    for session in ("s0", "s1", "s2", "s3"):
+        chat.say("hello", "hello again", session=session)
+    known = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") is not None for at in range(4)]  # type: ignore[union-attr]
+    assert known == [False, False, True, True]
+    chat.say("hello once more", session="s0")
+    assert totals(chat, "s0").total_tokens == 3 * CALL
+    assert chat.sent[-1].wires == chat.raw[-1].wires
+
+
 def test_a_session_whose_ledger_was_forgotten_while_its_model_answered_keeps_its_limits(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("aether_context.adk.usage._MOST_LEDGER_BYTES", 9_000)
+    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_LEDGER_BYTES", 9_000)
     sessions = [f"s{at}" for at in range(6)]
     chat = Chat(script=["ok"] * 50)
 

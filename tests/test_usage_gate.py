@@ -280,7 +280,7 @@ def provider(ratio: float = 1.3, hidden: int = 700) -> Any:
         answer = chat.llm._response
 
         def respond(reply: Any, reported: int) -> LlmResponse:
-            last = plugin._packer._parts.sessions._sessions.values()[-1].last
+            last = plugin._packer._parts.sessions._sessions.values()[-1].agents.values()[-1].last
             return answer(reply, round(ratio * last.pack.tokens.counted) + hidden)
 
         object.__setattr__(chat.llm, "_response", respond)
@@ -358,7 +358,7 @@ def reading(usage: Callable[[int], int | None], *, calls: int = 7, instruction: 
     answer, plugin = chat.llm._response, chat.plugin
 
     def respond(reply: Any, _: int) -> LlmResponse:
-        last = plugin._packer._parts.sessions._sessions.values()[-1].last
+        last = plugin._packer._parts.sessions._sessions.values()[-1].agents.values()[-1].last
         tokens = usage(last.pack.tokens.counted)
         return answer(reply, tokens) if tokens else answer(reply, 0).model_copy(update={"usage_metadata": None})
 

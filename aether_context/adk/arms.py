@@ -13,44 +13,21 @@ from google.adk.agents.invocation_context import InvocationContext
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
-from aether_context.adk.call import SessionKey, caller_of, session_key
+from aether_context.adk.call import origin_of, session_key
 from aether_context.adk.failures import InvalidPlan, stands_back
 from aether_context.adk.packer import RequestPacker
 from aether_context.adk.second_try import copy_of
-from aether_context.adk.usage import Calibrations
-from aether_context.adk.windows import Limits, Windows
 from aether_context.adk.wiring import PackerParts
 from aether_context.canonical import hash_text, short
 from aether_context.errors import BudgetExceededError, PolicyError, StepTooLarge
 from aether_context.pack import OBSERVE
 from aether_context.policy import PackPolicy
-from aether_context.tokens.counters import SharedLRU
 
-_DIGITS, _MOST_SESSIONS = 12, 4_096
-
-
-class _Unlearned(Calibrations):
-    """Learns nothing: what a provider reports is of a request that was not packed."""
-
-    def reported(self, *args: Any, **options: Any) -> None:
-        """Leaves a report aside."""
-
-
-class _Untaught(Windows):
-    """Learns nothing: what a provider refuses was not packed."""
-
-    def learn(self, *args: Any, **options: Any) -> Limits:
-        """Leaves a refusal aside."""
-        return {}
+_DIGITS = 12
 
 
 class Observer(RequestPacker):
     """Records what it would have sent, packed from a copy, and leaves every request as it is."""
-
-    def __init__(self, parts: PackerParts) -> None:
-        super().__init__(parts)
-        parts.windows = _Untaught()
-        parts.calibrations = _Unlearned(parts.recorder.store, parts.recorder.later)
 
     async def before_model(self, callback_context: CallbackContext, llm_request: LlmRequest) -> LlmResponse | None:
         if stands_back(self._failures, callback_context, llm_request):
@@ -92,7 +69,6 @@ class Arms:
         if arms is not None and policy is not None and OBSERVE not in arms:
             raise PolicyError(f"policy = {policy!r} goes with no arm: each key of arms is a policy", field="policy")
         self._shares: Mapping[str, float] = arms or {}
-        self._chosen: SharedLRU[SessionKey, str] = SharedLRU(_MOST_SESSIONS)
         named = {name: policy if name == OBSERVE else name for name in arms or ()}
         named = named or {OBSERVE if observe else "": policy}
         self.packers = {name: _packer(name, arm_policy, options) for name, arm_policy in named.items()}
@@ -103,16 +79,7 @@ class Arms:
 
     def of(self, context: CallbackContext | InvocationContext) -> RequestPacker:
         """The packer of a session: by a hash of its id; of one that a tool of another runs that one's."""
-        return self._of(session_key(context)) if self._shares else self.first
-
-    def _of(self, key: SessionKey) -> RequestPacker:
-        name = self._chosen.get(key)
-        if name is None:
-            caller = caller_of(key)
-            origin = caller.session if caller is not None else key
-            name = self._chosen.get(origin) or arm_of(origin[2], self._shares)
-            self._chosen.put(key, name)
-        return self.packers[name]
+        return self.packers[arm_of(origin_of(session_key(context))[2], self._shares)] if self._shares else self.first
 
 
 def arm_of(session: str, shares: Mapping[str, float]) -> str:

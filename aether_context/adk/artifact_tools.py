@@ -24,8 +24,8 @@ from aether_context.adk.bounds import within
 from aether_context.adk.call import ESSENTIAL_MARK, session_key, words_of
 from aether_context.adk.past import past_events, read_past
 from aether_context.adk.request.reader import Reader, additions
+from aether_context.adk.request.sessions import Sessions
 from aether_context.adk.results import MEDIA_KEY, as_json, medium_of, medium_tokens, model_of
-from aether_context.adk.session import SessionRecords
 from aether_context.canonical import hash_bytes, strings
 from aether_context.errors import ArtifactError, BlobNotFound, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_key
@@ -41,6 +41,7 @@ from aether_context.store.layout import pack_at
 from aether_context.text.entities import HISTORY, SCHEME
 from aether_context.text.shorten import lines_view
 from aether_context.tokens import counter_for
+from aether_context.tokens.cache import TokenCache
 from aether_context.tokens.counters import SharedLRU, takes_media
 
 if TYPE_CHECKING:
@@ -63,7 +64,7 @@ class Readers:
     """The tools by which a model reads a store's texts by address. The evidence read last stays in memory, indexed.
 
     Args:
-        records: what sessions know of their evidence.
+        sessions: what is known of their evidence.
         room: gives the tokens that the text of one answer may have now, and a medium in it.
         parts_sent: gives the parts of the agent's last request.
         redact: patterns of what is masked before texts are compared.
@@ -73,7 +74,7 @@ class Readers:
     def __init__(
         self,
         store: PackStore,
-        records: SessionRecords,
+        sessions: Sessions,
         room: Callable[[ToolContext], tuple[int, int]],
         parts_sent: Callable[[ToolContext], Sequence[Part]],
         redact: tuple[str, ...],
@@ -81,7 +82,7 @@ class Readers:
     ) -> None:
         self._sees_own = sees_own
         self._store = store
-        self._records = records
+        self._sessions = sessions
         self._room, self._parts_sent = room, parts_sent
         self._mask = masker(redact) if redact else None
         self._counter = counter_for("")
@@ -89,7 +90,7 @@ class Readers:
         copied = (uuid4().hex, store, redact)
         _live[copied[0]] = self
         handlers = ((_READ_DECLARATION, self._read_artifact), (_SEARCH_DECLARATION, self._search))
-        self.tools = tuple(ReaderTool(declaration, records, answer, copied) for declaration, answer in handlers)
+        self.tools = tuple(ReaderTool(declaration, sessions, answer, copied) for declaration, answer in handlers)
 
     async def _read_artifact(self, uri: str, args: Mapping[str, Any], context: ToolContext) -> dict[str, Any]:
         """Lines by their numbers, or a medium."""
@@ -168,7 +169,7 @@ class Readers:
             data = await asyncio.to_thread(self._store.receipt, *session_key(context), uri.removeprefix(SCHEME))
         elif uri == HISTORY:
             events, sees_own = await past_events(context), self._sees_own(context)
-            addresses = {record.digest: record.uri for record in self._records.of(context).by_digits.values()}
+            addresses = {record.digest: record.uri for record in self._sessions.records(context).by_digits.values()}
             read = partial(read_past, context, events, self._store.files, self._mask, sees_own, addresses)
             data = await asyncio.to_thread(read)
         elif uri.startswith(f"{SCHEME}messages/"):
@@ -203,7 +204,7 @@ class Readers:
     async def _record(self, digits: str, context: ToolContext) -> EvidenceRecord | None:
         """Looks up the record of a piece of the session's evidence; asks the store, too, where the host loaded a part
         of the events."""
-        match = self._records.of(context).by_digits.get(digits)
+        match = self._sessions.records(context).by_digits.get(digits)
         if match is None and digits:
             stored = await asyncio.to_thread(self._store.evidence, *session_key(context))
             match = next((record for record in reversed(stored) if evidence_key(record.uri) == digits), None)
@@ -253,7 +254,7 @@ def _restored(tool: str, name: str, store: PackStore, redact: tuple[str, ...]) -
     answers with little, since it does not know the window."""
     readers = _live.get(name) or Readers(
         store,
-        SessionRecords(),
+        Sessions(TokenCache()),
         lambda context: (_UNKNOWN_ROOM, _UNKNOWN_ROOM),
         lambda context: (),
         redact,
@@ -310,11 +311,11 @@ class ReaderTool(BaseTool):
     """One of the two tools. Whatever a model asks for, it gets an answer."""
 
     def __init__(
-        self, declaration: types.FunctionDeclaration, records: SessionRecords, answer: _Answer, copied: _Copied
+        self, declaration: types.FunctionDeclaration, sessions: Sessions, answer: _Answer, copied: _Copied
     ) -> None:
         name, description = declaration.name or "", declaration.description or ""
         super().__init__(name=name, description=description, custom_metadata={ESSENTIAL_MARK: True})
-        self._declaration, self._records, self._answer, self._copied = declaration, records, answer, copied
+        self._declaration, self._sessions, self._answer, self._copied = declaration, sessions, answer, copied
 
     def __reduce__(self) -> tuple[Any, ...]:
         """By name: a copy of a request, deep or pickled, has this very tool in it."""
@@ -331,7 +332,7 @@ class ReaderTool(BaseTool):
         try:
             answer = await within(_SECONDS, self._answer(uri, args, tool_context))
             # The address of a later reading, where that differs.
-            later = self._records.of(tool_context).readings.get(uri)
+            later = self._sessions.records(tool_context).readings.get(uri)
         except ArtifactError as error:
             return {"error": str(error).replace(uri, uri[:200])[:_MOST_REASON]}
         except Exception as error:

@@ -35,11 +35,13 @@ AgentKey: TypeAlias = tuple[str, str, str, str, str]
 
 
 class Caller(NamedTuple):
-    """The session and the invocation whose tool is running, and whether that tool is an agent."""
+    """The session and the invocation whose tool is running, and whether that tool is an agent; and the session that all
+    of this began in."""
 
     session: SessionKey
     invocation: str
     is_agent: bool
+    origin: SessionKey
 
 
 _CALLER: ContextVar[Caller | None] = ContextVar("aether_context_caller", default=None)
@@ -49,13 +51,20 @@ def calling(tool: BaseTool, context: CallbackContext) -> None:
     """A tool of this context's invocation is about to run: sessions that begin inside it are its."""
     from google.adk.tools.agent_tool import AgentTool  # ADK loads it with an app's first agent
 
-    _CALLER.set(Caller(session_key(context), context.invocation_id, isinstance(tool, AgentTool)))
+    key = session_key(context)
+    _CALLER.set(Caller(key, context.invocation_id, isinstance(tool, AgentTool), origin_of(key)))
 
 
 def caller_of(key: SessionKey) -> Caller | None:
     """Whose tool a session runs in; None where it runs in none."""
     caller = _CALLER.get()
     return caller if caller is not None and caller.session != key else None
+
+
+def origin_of(key: SessionKey) -> SessionKey:
+    """The session in whose tools, or those of whose tools' agents, a session runs; itself where it runs in none."""
+    caller = _CALLER.get()
+    return caller.origin if caller is not None else key
 
 
 def session_key(context: CallbackContext | InvocationContext) -> SessionKey:

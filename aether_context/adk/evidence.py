@@ -26,7 +26,7 @@ from aether_context.adk.call import ModelCall, SessionKey, session_key, time_of,
 from aether_context.adk.failures import Failures
 from aether_context.adk.request.instructions import instructing_tools
 from aether_context.adk.request.reader import additions, essential_names, structure, system_text
-from aether_context.adk.request.sessions import PreparedCall
+from aether_context.adk.request.sessions import PreparedCall, Sessions
 from aether_context.adk.results import (
     ToolResult,
     as_json,
@@ -39,7 +39,7 @@ from aether_context.adk.results import (
     with_parts,
 )
 from aether_context.adk.services.recorder import Recorder
-from aether_context.adk.session import SessionRecords, has_cut, put_records
+from aether_context.adk.session import has_cut, put_records
 from aether_context.canonical import canonical_json, hash_bytes, hash_json, plain, short
 from aether_context.conversation.turns import is_human
 from aether_context.errors import StoreError
@@ -95,7 +95,7 @@ class Offloader:
         PolicyError: a rule of the policy names an extractor that is not registered.
     """
 
-    def __init__(self, policy: PackPolicy, recorder: Recorder, records: SessionRecords, failures: Failures) -> None:
+    def __init__(self, policy: PackPolicy, recorder: Recorder, sessions: Sessions, failures: Failures) -> None:
         for rule in policy.offload.tools.values():
             extractor_of(rule)
         self._mask = policy.mask
@@ -103,7 +103,7 @@ class Offloader:
         self._is_on = policy.offload.mode == "auto" and policy.record == "full"
         self._off_note = _OFF_NOTE.format(policy.record) if policy.offload.mode == "auto" and not self._is_on else ""
         self._recorder = recorder
-        self._records = records
+        self._sessions = sessions
         self._failures = failures
         self._counter = counter_for("")
         self._limits = lru_cache(maxsize=64)(policy.offload.for_window)
@@ -122,7 +122,7 @@ class Offloader:
         """Keeps what tools gave since the agent's last answer, as other callbacks have left it in the session; gives
         what went wrong."""
         if not (unread := unread_results(call)):
-            put_records(call.context, (), self._records)
+            put_records(call.context, (), self._sessions.records)
             return ()
         settings = self._limits(call.window.tokens)
         tools = call.request.tools_dict
@@ -154,7 +154,7 @@ class Offloader:
         # A result of which a piece could not be stored has no records, and stays as it is.
         stored = [evidence for evidence, problem in zip(results, reversed(written), strict=True) if not problem]
         records = [record for evidence in stored for record, _ in evidence]
-        put_records(call.context, records, self._records)
+        put_records(call.context, records, self._sessions.records)
         return tuple(dict.fromkeys(filter(None, written)))
 
     async def _describe(self, call: ModelCall, result: ToolResult, settings: OffloadSettings) -> _Evidence:
@@ -265,7 +265,7 @@ class Offloader:
         if not unsent:
             return
         context = call.context
-        session_records = self._records.of(context)
+        session_records = self._sessions.records(context)
         records = []
         for part in unsent:
             inside = part.function_response.parts if part.function_response is not None else None
@@ -276,7 +276,7 @@ class Offloader:
                 records.append(record)
                 write = partial(self._recorder.store.write_evidence, *session_key(context), record, medium.data)
                 self._recorder.later(write)
-        put_records(context, records, self._records)
+        put_records(context, records, self._sessions.records)
 
     async def enter(self, call: ModelCall, readers: Sequence[BaseTool]) -> tuple[tuple[str, ...], int]:
         """Makes a request one that is read by addresses, where its session has any; gives what went wrong, and the
@@ -288,7 +288,7 @@ class Offloader:
         """
         context, request, window = call.context, call.request, call.window.tokens
         problems = await self._store_new_results(call) if self._is_on else ()
-        session_records = self._records.of(context)
+        session_records = self._sessions.records(context)
         records = session_records.by_digits.values()
         if call.passthrough_reason:  # it stays as it is, but for the tools that read the addresses in it
             if any(map(names_evidence, request.contents)):

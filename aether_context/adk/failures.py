@@ -13,18 +13,18 @@ from google.adk.models.llm_response import LlmResponse
 from google.genai import types
 
 from aether_context.adk.bounds import failure
-from aether_context.adk.call import ModelCall, PreviousCall, agent_key_of
+from aether_context.adk.call import ModelCall, agent_key_of
+from aether_context.adk.request.sessions import AgentSession
 from aether_context.adk.tracing import PackSpan
 from aether_context.errors import BudgetExceededError, PolicyError
 from aether_context.store.layout import manifest_uri
-from aether_context.tokens.counters import SharedLRU
 
 logger = logging.getLogger("aether_context")
 
 OnError: TypeAlias = Literal["passthrough", "raise"]
 _T = TypeVar("_T")
 
-_MOST_TOLD, _MOST_TOLD_SESSIONS = 8, 512
+_MOST_TOLD = 8
 _MOST_WARNINGS = 1_000
 
 
@@ -48,7 +48,6 @@ class Failures:
         self.url = url
         self._raises = on_error == "raise"
         self._warnings: set[str] = set()
-        self._told: SharedLRU[tuple[object, ...], bool] = SharedLRU(_MOST_TOLD_SESSIONS)
 
     def caught(self, raised: BaseException, about: str = "") -> None:
         """Reports an error that was caught, or raises it again; called where it is handled."""
@@ -77,16 +76,16 @@ class Failures:
             line = "".join(letter if letter.isprintable() else ascii(letter)[1:-1] for letter in message)
             logger.warning("%s", line, exc_info=error)
 
-    def report_pack(self, last_call: PreviousCall | None, span: PackSpan) -> None:
-        """Tells the log and the trace what a pack came to."""
-        if last_call is None:
+    def report_pack(self, session: AgentSession, span: PackSpan) -> None:
+        """Tells the log and the trace what an agent's latest pack came to."""
+        if (last_call := session.last) is None:
             return
         pack, name = last_call.pack, last_call.name
         identity, uri = pack.identity, manifest_uri(name) if last_call.position.number else ""
         span.record_pack(pack, name, uri)
         source, mark = pack.source, pack.source.host.window_mark
-        if mark.startswith("default") and self._told.get((*identity[:3], mark)) is None:
-            self._told.put((*identity[:3], mark), True)
+        if mark.startswith("default") and mark not in session.logged_marks:
+            session.logged_marks.add(mark)
             logger.info("%s: the window is %d tokens (%s), see max_input_tokens", name, source.window, mark)
         for problem in pack.verdict.problems:
             if problem.startswith(("strategy ", "offload.tools: ")):

@@ -13,7 +13,7 @@ from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 
 from aether_context.adk.acceptance import ACCEPTANCE
-from aether_context.adk.call import PreviousCall
+from aether_context.adk.call import PreviousCall, session_key
 from aether_context.adk.overflow import Overflow, overflow_of
 from aether_context.adk.request.entries import LENGTH
 from aether_context.adk.request.sessions import AgentSession
@@ -24,18 +24,16 @@ from aether_context.adk.windows import STATE_KEY as WINDOWS
 from aether_context.adk.windows import Limits
 from aether_context.adk.wiring import PackerParts
 from aether_context.evidence.record import READERS
-from aether_context.pack import METADATA, Pack
+from aether_context.pack import METADATA, OBSERVE, Pack
 from aether_context.packing.compaction import mark_tokens
 from aether_context.policy import PackPolicy
 from aether_context.store.layout import manifest_uri
-from aether_context.tokens.counters import SharedLRU
 from aether_context.usage import CallUsage
 from aether_context.usage.cache import MENDABLE, CachedCall, cache_loss
 from aether_context.usage.calibration import estimated
 
 logger = logging.getLogger("aether_context")
 
-_MOST_REFUSED = 512
 _CACHE_LOST = "session {!r}: the provider's cache did not serve what it had: `aether-context list` says at which calls"
 
 
@@ -65,7 +63,6 @@ class Learning:
 
     def __init__(self, parts: PackerParts) -> None:
         self._parts = parts
-        self._refused: SharedLRU[str, dict[str, Any]] = SharedLRU(_MOST_REFUSED)
 
     async def learn_answer(self, context: CallbackContext, session: AgentSession, response: LlmResponse) -> None:
         """Learns from an answer, which may be a refusal, and records it."""
@@ -107,27 +104,28 @@ class Learning:
         last = session.last
         usage, verdict = reported(response.usage_metadata, response.model_version), None
         metadata: dict[str, Any] = self._parts.failures.guarded(
-            lambda: self._parts.ledgers.track(context, response, usage), {}
+            lambda: self._parts.ledgers.track(context, response, usage, session), {}
         )
         if last is not None and (last.pack.identity.invocation != context.invocation_id or not last.policy.enabled):
             last = None
         if last is not None:
-            pack = last.pack
+            pack, owner, learns = last.pack, session.owner, self._parts.arm != OBSERVE  # else it was not sent
             try:
                 verdict = await self._parts.reviewer.review(last, response, context.session.events)
             except BaseException as error:  # the rest is recorded all the same
                 self._parts.failures.caught(error, "acceptance: ")
             if refused is not None and refused.of_thoughts:
-                self._refused.put(context.invocation_id, distrust_thoughts(context.state, pack.identity))
+                owner.refused = context.invocation_id, distrust_thoughts(context.state, pack.identity)
                 limits = {} if any(item.content.signed_thoughts for item in pack.contents) else None
-            elif refused is not None:
+            elif refused is not None and learns:
                 windows_before = context.state.get(WINDOWS)
-                limits = self._parts.windows.learn(context, pack, last.policy, refused, model, again) or None
+                limits = self._parts.windows.learn(context, owner.taught, pack, last.policy, refused, model, again)
+                limits = limits or None
                 if (learned := context.state.get(WINDOWS)) != windows_before:
-                    self._refused.put(context.invocation_id, {WINDOWS: learned})
+                    owner.refused = context.invocation_id, {WINDOWS: learned}
                 if refused.sent_tokens is not None:  # by so much the estimate of the request was wrong
                     self._parts.calibrations.reported(session, pack, last.counter, refused.sent_tokens, refused=True)
-            if usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
+            if learns and usage.input_tokens is not None and not usage.tool_use_tokens and response.error_code is None:
                 self._parts.calibrations.reported(session, pack, last.counter, usage.input_tokens)
             count_cached(pack, usage.cached_tokens)
             self._parts.failures.guarded(lambda: self._watch_cache(session, last, usage), None)
@@ -185,11 +183,13 @@ class Learning:
 
     async def keep_refusal(self, invocation: InvocationContext) -> None:
         """Keeps what the run learned before it failed: ADK has dropped the state of the call that did."""
-        learned = self._refused.pop(invocation.invocation_id)
+        session = self._parts.sessions.get(session_key(invocation))
+        invocation_id, learned = session.refused if session is not None else ("", {})
         try:
-            if learned is not None:
+            if session is not None and invocation_id == invocation.invocation_id:
+                session.refused = "", {}
                 # By the user, since ADK resumes a session with the agent that spoke last.
-                actions = EventActions(state_delta=learned)
+                actions = EventActions(state_delta=dict(learned))
                 event = Event(author="user", invocation_id=invocation.invocation_id, actions=actions)
                 await invocation.session_service.append_event(invocation.session, event)
         except Exception as error:  # the next call keeps it, then

@@ -20,11 +20,11 @@ from aether_context.adk.learning import Learning
 from aether_context.adk.on_cut import UpcomingCut, ask
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.reader import Reader
-from aether_context.adk.request.sessions import AgentSession, PreparedCall
+from aether_context.adk.request.sessions import AgentSession, PreparedCall, Sessions
 from aether_context.adk.request.write import mark_prefix, rewritten, uploaded_anew, write
 from aether_context.adk.second_try import FirstTry, ask_again, copy_of
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import SessionRecords, save_epoch
+from aether_context.adk.session import save_epoch
 from aether_context.adk.tracing import PackSpan
 from aether_context.adk.windows import Limits, Window
 from aether_context.adk.wiring import PackerParts
@@ -64,7 +64,7 @@ class RequestPacker:
         return self._session(context).last
 
     def _session(self, context: CallbackContext) -> AgentSession:
-        return self._parts.sessions.of(agent_key_of(context))
+        return self._parts.sessions.agent(agent_key_of(context))
 
     async def flush(self, timeout_seconds: float = 10.0, invocation: InvocationContext | None = None) -> None:
         """Waits until every pack so far is in the store, and those of an invocation mirrored; what was said in the
@@ -110,7 +110,7 @@ class RequestPacker:
                 span.error = type(error).__name__
                 answer = await self._pack_plainly(callback_context, llm_request, session, span.error)
             if answer is None:
-                self._failures.guarded(partial(self._failures.report_pack, session.last, span), None)
+                self._failures.guarded(partial(self._failures.report_pack, session, span), None)
             session.is_answering = answer is None
             return answer
 
@@ -166,11 +166,12 @@ class RequestPacker:
                 answer = await self._pack(context, request, session, limits)
                 if answer is not None:
                     return answer
-                self._failures.guarded(partial(self._failures.report_pack, session.last, span), None)
+                self._failures.guarded(partial(self._failures.report_pack, session, span), None)
         # ADK's own call is over by then. A third one would be a guess that costs money: most refusals name the limit.
         try:
             answer = await ask_again(context.get_invocation_context(), request)
-            self._failures.guarded(partial(self._parts.windows.accept, context, request.model or "", limits), None)
+            accept = partial(self._parts.windows.accept, context, session.owner.taught, request.model or "", limits)
+            self._failures.guarded(accept, None)
             return answer
         except Exception as error:
             await self._learning.learn_failure(context, session, request, error, again=True)
@@ -236,9 +237,9 @@ class RequestPacker:
                 self._failures.warn_once(problem)
         if planned.invalid_reason:
             self._failures.warn_once(f"the plan is invalid: {planned.invalid_reason}")
-        near_limit = self._failures.guarded(partial(self.ledgers.enter, call), None)
+        near_limit = self._failures.guarded(partial(self.ledgers.enter, call, session.owner), None)
         level = near_limit.level if near_limit is not None else 0
-        call = self._under(call, self._policy_of(context.agent_name, planned.profile or "", level), refused)
+        call = self._under(call, self._policy_of(context.agent_name, planned.profile or "", level), session, refused)
         call = call._replace(planned=planned, last=session.last, near_limit=level > 0)
         problems, offloaded_tokens = planned.problems, 0
         if call.passthrough_reason in ("", OFF):
@@ -251,10 +252,10 @@ class RequestPacker:
             problems += (uploads,)
         return call._replace(planned=planned._replace(problems=problems), offloaded_tokens=offloaded_tokens)
 
-    def _under(self, call: ModelCall, policy: PackPolicy, refused: Limits | None = None) -> ModelCall:
+    def _under(self, call: ModelCall, policy: PackPolicy, session: AgentSession, refused: Limits | None) -> ModelCall:
         """The call under a policy, with the window: the policy's, else the model's own; less where the provider has
         refused as much."""
-        window, limits = self._parts.windows.of(call.models, policy, call.state, call.key[:3])
+        window, limits = self._parts.windows.of(call.models, policy, call.state, session.owner.taught)
         if refused:
             window = min(window, Window(refused.get("tokens", window.tokens), "learned"))
             limits = limits._replace(**{kind: limit for kind, limit in refused.items() if kind != "tokens"})
@@ -341,7 +342,7 @@ class RequestPacker:
         Returns an answer in the model's place where a limit stands against the call.
         """
         call, source, epoch, counter = prepared.call, pack.source, prepared.epoch, prepared.counter
-        refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack), None)
+        refused = self._failures.guarded(lambda: self.ledgers.admit(call, pack, session), None)
         if refused is not None:
             return refused
         cutoff = self._failures.guarded(partial(self._parts.gatherer.cutoff, prepared, pack), "")
@@ -356,7 +357,7 @@ class RequestPacker:
             # Into session state, not into the store: that may be away, slow, or a folder of another worker's.
             save_epoch(call.context.state, source.identity, epoch, pack.epoch, prepared.history.original_text)
             mark_prefix(call, call.models)
-            self._parts.windows.keep(call.models, call.context.state, call.key[:3])
+            self._parts.windows.keep(call.models, call.context.state, session.owner.taught)
             if source.request.first_call:
                 stores = call.policy.record != "off"
                 self._parts.calibrations.save(source, counter, call.context.state, store=stores)
@@ -404,9 +405,10 @@ class RequestPacker:
             plain = {"conversation": {"strategy": ("epochs",)}, "tools": {"scope": "off"}}
             policy = self._policy_of(context.agent_name, "", 0).changed(on_invalid="warn", **plain)
             planned = PlannedCall(problems=(f"packed plainly after {problem}",))
-            call = self._under(call_of(context, request, policy, session.key), policy)._replace(planned=planned)
-            gatherer = Gatherer(SessionRecords(), self._parts.waits, arm=self._parts.arm)
-            prepared = await gatherer.gather(call, AgentSession(session.key, session.cache))
+            call = call_of(context, request, policy, session.key)._replace(planned=planned)
+            call = self._under(call, policy, session, None)
+            gatherer = Gatherer(Sessions(session.cache), self._parts.waits, arm=self._parts.arm)
+            prepared = await gatherer.gather(call, AgentSession(session.key, session.owner, session.cache))
             counter = counter_for("")
             pack = build_pack(self._sent_input(prepared.source, call.policy), call.policy, counter=counter)
             return self._send(prepared._replace(counter=counter.name), pack, session)

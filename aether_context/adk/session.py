@@ -22,20 +22,18 @@ state, and so all that has left it.
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, TypeAlias
 
-from cachetools import LRUCache
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
 from google.adk.sessions.state import State
 from google.genai import types
 from pydantic import BaseModel, TypeAdapter
 
-from aether_context.adk.call import AgentKey, ModelCall, SessionKey, agent_key, caller_of, looks_quoted, session_key
+from aether_context.adk.call import AgentKey, ModelCall, agent_key, caller_of, looks_quoted, session_key
 from aether_context.canonical import canonical_json, hash_json, hash_text, short
 from aether_context.errors import StateError
 from aether_context.evidence import EvidenceRecord, evidence_key, superseded
@@ -259,7 +257,6 @@ ANCHORS = "aether:anchors"
 _MOST_EVIDENCE = 5_600
 """Characters of JSON of the records in a session's state, those of the latest call aside."""
 _RECORD = TypeAdapter(EvidenceRecord)
-_MOST_SESSIONS = 512
 _TICK, _DAY = 1e-5, 86_400
 """Seconds, the first between events while a clock that was set back has not caught up."""
 
@@ -297,6 +294,13 @@ class Records:
         self._read, self._last_event = 0, ""
         self._time = self._latest_time = 0.0
         self._live: tuple[list[Event], bool] | None = None
+
+    @classmethod
+    def of(cls, context: CallbackContext) -> Records:
+        """Those of a session, read anew."""
+        records = cls()
+        records.update(context.session.state, context.session.events)
+        return records
 
     def update(self, state: Mapping[str, Any], events: Sequence[Event] = ()) -> None:
         """Takes over what a session's state and its events say now."""
@@ -422,25 +426,11 @@ def _wrote_plan(event: Event) -> bool:
     return written.steps == stored.steps
 
 
-class SessionRecords:
-    """The records of the sessions that were looked at last. Safe to share between threads."""
-
-    def __init__(self) -> None:
-        self._sessions: LRUCache[SessionKey, Records] = LRUCache(_MOST_SESSIONS)
-        self._lock = threading.Lock()
-
-    def of(self, context: CallbackContext) -> Records:
-        """Those of a session, as its state has them now."""
-        scope = session_key(context)
-        with self._lock:
-            session_records = self._sessions.get(scope)
-            if session_records is None:
-                session_records = self._sessions[scope] = Records()
-            session_records.update(context.session.state, context.session.events)
-        return session_records
+RecordsOf: TypeAlias = Callable[[CallbackContext], Records]
+"""What is known of a session's evidence, with what its state has now."""
 
 
-def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], sessions: SessionRecords) -> None:
+def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], records_of: RecordsOf) -> None:
     """Writes what is known of evidence into a session's state; of equal bytes what came first stands.
 
     An equal call's time is that of its last answer, and a tool's result comes before what was kept by hand, since
@@ -450,7 +440,7 @@ def put_records(context: CallbackContext, records: Sequence[EvidenceRecord], ses
     saved = context.session.state.get(_STATE)
     if not (saved or records):
         return
-    index = sessions.of(context)
+    index = records_of(context)
     # Tools and models write session state, too: what is no record would end the run where a store has to take it again.
     there = [digits for digits in saved if digits in index.by_digits] if isinstance(saved, Mapping) else ()
     serialized = {digits: index.by_digits[digits].model_dump(mode="json", exclude_defaults=True) for digits in there}

@@ -30,7 +30,7 @@ from aether_context.adk.call import ESSENTIAL_MARK, session_key, time_of, words_
 from aether_context.adk.evidence import ASKED_CHARACTERS, STORE_SECONDS
 from aether_context.adk.request import marks
 from aether_context.adk.services.memory import HybridMemoryService
-from aether_context.adk.session import Declared, SessionRecords, put_records
+from aether_context.adk.session import Declared, Records, put_records
 from aether_context.canonical import hash_bytes, hash_text, plain, short, strings
 from aether_context.errors import BoardError, KnowledgeError, MissingExtra, StateError, StoreError
 from aether_context.evidence import EvidenceRecord, evidence_uri
@@ -112,7 +112,7 @@ async def keep_evidence(
     except TimeoutError as error:
         raise StoreError(f"{store.url} took no evidence within {STORE_SECONDS:g} s: try again later") from error
     shape = add(Declared(context))
-    put_records(context, [record], SessionRecords())
+    put_records(context, [record], Records.of)
     return shape
 
 
@@ -190,7 +190,7 @@ async def _keep(
     content, found_in = "" if text is None else str(text), _text(source)
     record = await keep_evidence(tool_context, content, source=found_in, covers=_lines(covers), store=store)
     answer = {"recorded": record.id, "uri": record.uri, "summary": record.summary, "covers": list(record.covers)}
-    return superseding(answer, SessionRecords().of(tool_context).earlier(record.uri))
+    return superseding(answer, Records.of(tool_context).earlier(record.uri))
 
 
 _keep.__name__ = "keep_evidence"  # what models call it; the function of that name here is the app's
@@ -356,7 +356,7 @@ async def record_evidence(uri: str, summary: str, covers: list[str], tool_contex
 async def _is_there(uri: str, context: ToolContext) -> bool:
     """Tells whether an address is more than a model's word: a record or an artifact of the session has it, or a user, a
     tool or the application names it."""
-    records = SessionRecords().of(context).by_digits.values()
+    records = Records.of(context).by_digits.values()
     state_values = [context.session.state.get(key) for key in ("plan", "knowledge")]
     state_values.append(getattr(context.get_invocation_context().agent, "instruction", ""))
     if named_by([uri], context.session.events)[0] or uri in {record.uri for record in records}:

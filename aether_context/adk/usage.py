@@ -7,12 +7,11 @@ import logging
 import math
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from decimal import Decimal
 from functools import partial
 from typing import Any, NamedTuple
 
-from cachetools import LRUCache
 from google.adk.agents.base_agent import BaseAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.events.event import Event
@@ -22,8 +21,8 @@ from google.genai import types
 from pydantic import ConfigDict, TypeAdapter
 
 from aether_context.adk.bounds import in_thread, within
-from aether_context.adk.call import Caller, ModelCall, SessionKey, caller_of, session_key
-from aether_context.adk.request.sessions import AgentSession
+from aether_context.adk.call import ModelCall, SessionKey, caller_of
+from aether_context.adk.request.sessions import AgentSession, OpenCall, Session, Sessions
 from aether_context.canonical import JSON, canonical_json, hash_text, plain, short
 from aether_context.errors import BudgetExceededError
 from aether_context.pack import METADATA, Calibration, Identity, Pack, PackInput, noted, valid
@@ -46,9 +45,6 @@ from aether_context.usage.calibration import RATIO, Reports, TokenRatio, calibra
 # invocation that called it.
 
 logger = logging.getLogger("aether_context")
-
-_MOST_LEDGER_BYTES = 6_000_000
-"""Of the ledgers of all sessions, about: a session of many calls has up to 50 KB."""
 
 
 class Reported(NamedTuple):
@@ -94,35 +90,6 @@ def reported(usage: types.GenerateContentResponseUsageMetadata | None, model: st
     )
 
 
-class _Call(NamedTuple):
-    """The latest call of one agent and branch, from its request to its answer.
-
-    ``expected`` is its usage as far as it is estimated before it, ``passed`` a limit that it passes all the same.
-    """
-
-    invocation: str
-    model: str
-    time: float
-    expected: CallUsage
-    passed: BudgetExceededError | None = None
-
-
-@dataclass(slots=True)
-class _Session:
-    """A session's ledger. ``last_event`` is the id of the last event that was taken in; ``standing`` are the totals
-    that its last answer carries."""
-
-    ledger: TokenLedger = field(default_factory=TokenLedger)
-    caller: Caller | None = None
-    last_event: str = ""
-    standing: Mapping[str, JSON] = field(default_factory=dict)
-    calls: LRUCache[tuple[str, str], _Call] = field(default_factory=lambda: LRUCache(256))
-
-
-def _ledger_bytes(session: _Session) -> int:
-    return min(_MOST_LEDGER_BYTES, session.ledger.size)
-
-
 class _Account(NamedTuple):
     """A ledger that a call is booked in, and where: under which invocation, agent and branch."""
 
@@ -133,13 +100,13 @@ class _Account(NamedTuple):
 
 
 class Ledgers:
-    """The ledgers of all sessions of one plugin, the longest unused forgotten first. Safe to share between threads.
-    ``limits`` hold for every session that has none of its own."""
+    """Books usage in the ledgers of sessions. Safe to share between threads. ``limits`` hold for every session that has
+    none of its own."""
 
-    def __init__(self, limits: LimitSettings) -> None:
+    def __init__(self, limits: LimitSettings, sessions: Sessions) -> None:
         self.limits = limits
         self._own: dict[SessionKey, LimitSettings] = {}
-        self._sessions: LRUCache[SessionKey, _Session] = LRUCache(_MOST_LEDGER_BYTES, _ledger_bytes)
+        self._sessions = sessions
         self._logged: set[object] = set()
         self._lock = threading.Lock()
 
@@ -150,23 +117,22 @@ class Ledgers:
         else:
             self._own[key] = limits
 
-    def enter(self, call: ModelCall) -> NearLimit | None:
+    def enter(self, call: ModelCall, session: Session) -> NearLimit | None:
         """Takes in what the session's history tells, and says how near it is to a limit under ``degrade``."""
         if call.invocation.live_request_queue is not None:
             return None
-        key, agent, events = call.key[:3], call.context.agent_name, call.context.session.events
+        agent, events = call.context.agent_name, call.context.session.events
         with self._lock:
-            session = self._session(key)
             session.caller = call.caller
             _resume(session, events)
             near_limits = [
                 account.ledger.near_limit(account.limits, invocation=account.where["invocation"], agent=agent)
-                for account in self._accounts(key, call.invocation.invocation_id, "", agent)
+                for account in self._accounts(session, call.invocation.invocation_id, "", agent)
                 if account.limits.on_budget == "degrade" and account.limits.measures
             ]
         return max(filter(None, near_limits), key=lambda near: near.level, default=None)
 
-    def admit(self, call: ModelCall, pack: Pack) -> LlmResponse | None:
+    def admit(self, call: ModelCall, pack: Pack, agent_session: AgentSession) -> LlmResponse | None:
         """Lets a call begin, or gives the answer in the model's place.
 
         Raises:
@@ -174,12 +140,10 @@ class Ledgers:
         """
         if call.invocation.live_request_queue is not None:
             return None
-        key, agent, model = call.key[:3], call.context.agent_name, call.request.model or ""
-        branch = call.invocation.branch or ""
+        (branch, agent), model, session = agent_session.key[3:], call.request.model or "", agent_session.owner
         with self._lock:
-            session = self._session(key)
             begun = _begun(call, pack)
-            accounts = list(self._accounts(key, begun.invocation, branch, agent))
+            accounts = list(self._accounts(session, begun.invocation, branch, agent))
             planned = None
             if limited := [account for account in accounts if account.limits.measures]:
                 config = call.request.config
@@ -199,29 +163,30 @@ class Ledgers:
                     begun = begun._replace(passed=begun.passed or error)
                     limit = (account.key, error.scope, error.name, error.measure, error.limit)
                     self._log_once(limit, f"session {account.key[2]!r}: {error}")
-            session.calls[branch, agent] = begun
+            agent_session.begun = begun
             for account in accounts:
                 account.ledger.begin(planned, **account.where)
+            session.size = session.ledger.size
         return None
 
-    def track(self, context: CallbackContext, response: LlmResponse, usage: Reported) -> dict[str, JSON]:
+    def track(
+        self, context: CallbackContext, response: LlmResponse, usage: Reported, agent_session: AgentSession
+    ) -> dict[str, JSON]:
         """Books an answer and the usage that it reports; returns what its event should say: totals, and a limit that
         was passed. An answer without usage and without content is a failed call: it is not booked."""
-        key, agent = session_key(context), context.agent_name
-        branch, invocation = context.branch or "", context.invocation_id
+        session, (branch, agent), invocation = agent_session.owner, agent_session.key[3:], context.invocation_id
         with self._lock:
-            session = self._session(key)
             if not session.last_event:  # it was forgotten while the model answered
-                session.caller = caller_of(key)
+                session.caller = caller_of(session.key)
                 _resume(session, context.session.events)
-            begun = session.calls.get((branch, agent))
+            begun = agent_session.begun
             if begun is None or begun.invocation != invocation:
                 if context.get_invocation_context().live_request_queue is not None:
                     return {}
                 events = context.session.events
                 time, nothing = events[-1].timestamp if events else 0.0, CallUsage(input_tokens=0, output_tokens=0)
-                begun = _Call(invocation, response.model_version or "", time, nothing)
-            accounts = list(self._accounts(key, invocation, branch, agent))
+                begun = OpenCall(invocation, response.model_version or "", time, nothing)
+            accounts = list(self._accounts(session, invocation, branch, agent))
             earlier_usage = session.ledger.counted(**accounts[0].where)
             call = _call_usage(response, usage, begun, earlier_usage)
             for account in accounts:
@@ -239,24 +204,19 @@ class Ledgers:
         """All accounts of a session, None where no call of it was seen, or its ledger is forgotten."""
         with self._lock:
             session = self._sessions.get(key)
-            return session.ledger.report(self._own.get(key, self.limits)) if session is not None else None
+            return session.ledger.report(self._own.get(key, self.limits)) if session and session.last_event else None
 
-    def _session(self, key: SessionKey) -> _Session:
-        session = self._sessions.get(key) or _Session()
-        self._sessions[key] = session  # which weighs it anew
-        return session
-
-    def _accounts(self, key: SessionKey, invocation: str, branch: str, agent: str) -> Iterator[_Account]:
+    def _accounts(self, session: Session | None, invocation: str, branch: str, agent: str) -> Iterator[_Account]:
         """The session's own ledger, then that of the session which called it, and so on."""
         seen_sessions = set[SessionKey]()
-        while key not in seen_sessions and (session := self._sessions.get(key)) is not None:
+        while session is not None and (key := session.key) not in seen_sessions:
             seen_sessions.add(key)
             where = {"invocation": invocation, "agent": agent, "branch": branch}
             yield _Account(key, session.ledger, self._own.get(key, self.limits), where)
             if session.caller is None:
                 return
-            branch = "\0".join([*key, branch])
-            key, invocation = session.caller.session, session.caller.invocation
+            branch, invocation = "\0".join([*key, branch]), session.caller.invocation
+            session = self._sessions.get(session.caller.session)
 
     def _log_once(self, about: object, text: str) -> None:
         if about not in self._logged and len(self._logged) < 1_000:
@@ -264,21 +224,20 @@ class Ledgers:
             logger.warning("%s", text)
 
 
-def _begun(call: ModelCall, pack: Pack) -> _Call:
-    model, layers = call.request.model or "", pack.allocation.layers
+def _begun(call: ModelCall, pack: Pack) -> OpenCall:
     expected = CallUsage(
         input_tokens=pack.tokens.expected,
         output_tokens=0,
         # Where the request is left alone, the estimate can be of the current turn only.
         estimate=pack.tokens.expected if not pack.source.host.passthrough_reason else None,
-        system_tokens=layers["system"].used,
-        tool_tokens=layers["tools"].used,
+        system_tokens=pack.allocation.layers["system"].used,
+        tool_tokens=pack.allocation.layers["tools"].used,
         formatting_tokens=pack.framing_tokens,
     )
-    return _Call(call.invocation.invocation_id, model, pack.identity.last_event_time, expected)
+    return OpenCall(call.invocation.invocation_id, call.model, pack.identity.last_event_time, expected)
 
 
-def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: CallUsage | None) -> CallUsage | None:
+def _call_usage(response: LlmResponse, usage: Reported, begun: OpenCall, earlier: CallUsage | None) -> CallUsage | None:
     """The usage of an answer; what the provider did not report is estimated. None where the call failed.
 
     Args:
@@ -311,7 +270,7 @@ def _call_usage(response: LlmResponse, usage: Reported, begun: _Call, earlier: C
     ).priced(begun.model, begun.time)
 
 
-def _resume(session: _Session, events: Sequence[Event]) -> None:
+def _resume(session: Session, events: Sequence[Event]) -> None:
     """Takes in the events since those that were taken in: the totals that they carry, the latest of each agent.
 
     Where the last ones carry none, as those from before the plugin was there, the usage that they report is added.

@@ -34,9 +34,6 @@ logger = logging.getLogger("aether_context")
 Limits: TypeAlias = Mapping[LimitKind, int]
 """Limits by their kind, of those that a refusal has taught."""
 
-_Session: TypeAlias = tuple[str, ...]
-"""App, user, session."""
-
 STATE_KEY = "aether:windows"
 LEAST_TOKENS = 1_024
 """No refusal teaches a smaller window."""
@@ -82,6 +79,10 @@ class Learned(NamedTuple):
         return None if self.limit is None else max(self.limit, doublings > 0) << doublings
 
 
+Taught: TypeAlias = dict[str, Learned]
+"""The limits that refusals have taught a session in this process, by model and kind."""
+
+
 class Windows:
     """The limits of models, with those that refusals have taught this process. Safe to share between threads.
 
@@ -91,31 +92,37 @@ class Windows:
     """
 
     def __init__(self) -> None:
-        self._sessions: SharedLRU[tuple[_Session, str], Learned] = SharedLRU(10_000)
         self._users: SharedLRU[str, Mapping[tuple[str, ...], Learned]] = SharedLRU(1_000)
 
     def of(
-        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], session: _Session
+        self, models: Sequence[ServedModel], policy: PackPolicy, state: Mapping[str, Any], taught: Mapping[str, Learned]
     ) -> tuple[Window, RequestLimits]:
         """The window of an agent's request, and its limits beside tokens: the smallest where several models may be
         asked."""
-        saved = _saved_refusals(state)
-        windows = [self._window(served_model, policy, saved, session) for served_model in models]
+        refusals = _refusals(state, taught)
+        windows = [self._window(served_model, policy, refusals) for served_model in models]
         smallest = min(windows, key=lambda window: window.tokens)
         least_grown = min(max(window.tokens, window.max_tokens) for window in windows)
         window = smallest._replace(max_tokens=least_grown) if smallest.max_tokens else smallest
-        return window, self._limits(models, saved, session)
+        return window, self._limits(models, refusals)
 
-    def _limits(self, models: Sequence[ServedModel], saved: Mapping[str, Learned], session: _Session) -> RequestLimits:
+    def _limits(self, models: Sequence[ServedModel], refusals: Mapping[str, Learned]) -> RequestLimits:
         def smallest(kind: str) -> int | None:
             limits = [getattr(request_limits(option.name), kind) for option in models]
-            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", saved, session)]
+            limits += [limit for option in models for limit in self._learned(f"{option.key} {kind}", refusals)]
             return min((limit for limit in limits if limit is not None), default=None)
 
         return RequestLimits(*map(smallest, _OTHER_LIMITS))
 
     def learn(
-        self, context: CallbackContext, pack: Pack, policy: PackPolicy, refused: Overflow, name: str | None, again: bool
+        self,
+        context: CallbackContext,
+        taught: Taught,
+        pack: Pack,
+        policy: PackPolicy,
+        refused: Overflow,
+        name: str | None,
+        again: bool,
     ) -> Limits:
         """Takes in the refusal of a pack, where it is believed; returns the limits for a second try of the call.
 
@@ -127,11 +134,9 @@ class Windows:
             name: that of the model that refused, where several may have been asked.
             again: whether the pack was that of a second try.
         """
-        source, state, kind, saved = pack.source, context.state, refused.kind, _saved_refusals(context.state)
+        source, state, kind, refusals = pack.source, context.state, refused.kind, _refusals(context.state, taught)
         candidates = served_models(context.get_invocation_context().agent, source.request.model)
         served_model = next((candidate for candidate in candidates if candidate.name == name), candidates[0])
-        identity = source.identity
-        session = (identity.app, identity.user, identity.session)
         sizes = dict(zip(_OTHER_LIMITS, sent_sizes(source.request, source.host.unseen), strict=True))
         if not sizes.get(kind, 1):  # pages that no count shows, or what is too large is a text
             kind, refused = "media" if sizes["media"] else "tokens", refused._replace(limit=None)
@@ -142,67 +147,61 @@ class Windows:
         limit = (refused.limit or 0) + min(refused.answer, source.output_tokens or 0)
         reached = (refused.sent_tokens or 0) > (refused.limit or 0) or size * _MARGIN >= limit
         if kind == "tokens":
-            window = self._window(served_model, policy, saved, session)
+            window = self._window(served_model, policy, refusals)
             current_limit = max(window.tokens, window.max_tokens)
             limit = limit if 0 < limit < source.window and reached else min(source.window, size) * 9 // 10
             limit = max(LEAST_TOKENS, limit)
         else:
-            current_limit = getattr(self._limits(candidates, saved, session), kind) or size + 1
+            current_limit = getattr(self._limits(candidates, refusals), kind) or size + 1
             limit = limit if 0 < limit < min(current_limit, size) and reached else size // 2
         key, second = served_model.key if kind == "tokens" else f"{served_model.key} {kind}", {kind: limit}
-        earlier_refusal = self._sessions.get((session, key)) or saved.get(key)
-        if (refused.is_echo or not reached) and (earlier_refusal is None or again):
+        if (refused.is_echo or not reached) and (key not in refusals or again):
             if not again:
-                self._put(session, key, Learned(None, time.time()), state)
+                self._put(taught, key, Learned(None, time.time()), state)
             return second
         if limit >= current_limit:
             return second
         learned = Learned(limit, time.time())
-        self._put(session, key, learned, state)
+        self._put(taught, key, learned, state)
         if reached and not refused.is_echo:  # what several users repeat is none of the others' business
             earlier_users = list((self._users.get(key) or {}).items())[-_MOST_KEPT:]
-            self._users.put(key, {**dict(earlier_users), session[:2]: learned})
+            self._users.put(key, {**dict(earlier_users), (source.identity.app, source.identity.user): learned})
         stated = policy.window_of(served_model.name) if kind == "tokens" else None
         undercut = f"; the policy's {stated:,} are more than it takes" if stated else ""
         message = "Model %r refused a request as too long: it takes %d %s from now on, not %d%s."
         logger.warning(message, served_model.name, limit, kind, current_limit, undercut)
         return second
 
-    def accept(self, context: CallbackContext, model: str, limits: Limits) -> None:
+    def accept(self, context: CallbackContext, taught: Taught, model: str, limits: Limits) -> None:
         """Learns limits for a session within which a second try of a call passed, where its refusal taught nothing."""
         served_model = served_models(context.get_invocation_context().agent, model)[0]
-        session = (context.session.app_name, context.session.user_id, context.session.id)
         for kind, limit in limits.items():
             key = served_model.key if kind == "tokens" else f"{served_model.key} {kind}"
-            learned = self._sessions.get((session, key))
-            if learned is None or (learned.limit or 0) > limit:
-                self._put(session, key, Learned(limit, time.time()), context.state)
+            if key not in taught or (taught[key].limit or 0) > limit:
+                self._put(taught, key, Learned(limit, time.time()), context.state)
 
-    def keep(self, models: Sequence[ServedModel], state: State, session: _Session) -> None:
+    def keep(self, models: Sequence[ServedModel], state: State, taught: Taught) -> None:
         """Puts what refusals have taught a session into its state, where it is not there."""
-        keys = [f"{served_model.key} {kind}" for served_model in models for kind in _OTHER_LIMITS]
-        for key in (*(served_model.key for served_model in models), *keys):
-            learned = self._sessions.get((session, key))
-            if learned is not None and _saved_refusals(state).get(key, Learned(None, 0)).time < learned.time:
-                self._put(session, key, learned, state)
+        saved = _saved_refusals(state)
+        for key in [f"{served_model.key} {kind}".rstrip() for kind in ("", *_OTHER_LIMITS) for served_model in models]:
+            if key in taught and saved.get(key, Learned(None, 0)).time < taught[key].time:
+                self._put(taught, key, taught[key], state)
 
-    def _put(self, session: _Session, key: str, learned: Learned, state: State) -> None:
-        self._sessions.put((session, key), learned)
+    def _put(self, taught: Taught, key: str, learned: Learned, state: State) -> None:
+        taught[key] = learned
         other_items = [item for item in _saved_refusals(state).items() if item[0] != key]
         state[STATE_KEY] = {name: list(value) for name, value in (*other_items[1 - _MOST_KEPT :], (key, learned))}
 
-    def _learned(self, key: str, saved: Mapping[str, Learned], session: _Session) -> list[int]:
+    def _learned(self, key: str, refusals: Mapping[str, Learned]) -> list[int]:
         """The limits learned of a model for a session, and for all of them."""
-        own_refusals = (self._sessions.get((session, key)), saved.get(key))
         users = sorted(learned.now or 0 for learned in (self._users.get(key) or {}).values())
-        return [*users[1:2], *(limit for learned in own_refusals if learned and (limit := learned.now) is not None)]
+        limits = (*users[1:2], refusals[key].now if key in refusals else None)
+        return [limit for limit in limits if limit is not None]
 
-    def _window(
-        self, model: ServedModel, policy: PackPolicy, saved: Mapping[str, Learned], session: _Session
-    ) -> Window:
+    def _window(self, model: ServedModel, policy: PackPolicy, refusals: Mapping[str, Learned]) -> Window:
         stated = policy.window_of(model.name) or model.context_tokens
         nominal_window = stated or model_window(model.name)
-        limit = min([nominal_window, *self._learned(model.key, saved, session)])
+        limit = min([nominal_window, *self._learned(model.key, refusals)])
         working = limit if stated or policy.takes_all(model.name) else min(limit, working_window(model.name))
         if working < limit:
             return Window(working, "default", limit)
@@ -255,6 +254,12 @@ def _served_model(llm: object, name: str) -> ServedModel:
     num_ctx = client.get("num_ctx")
     context_tokens = num_ctx if type(num_ctx) is int and num_ctx > 0 else None
     return ServedModel(name, f"{name[:200]}@{digits}", kinds, context_tokens)
+
+
+def _refusals(state: Mapping[str, Any] | State, taught: Mapping[str, Learned]) -> Mapping[str, Learned]:
+    """What refusals have taught a session, by its state or this process: limits before none, the later one of two."""
+    items = [*_saved_refusals(state).items(), *taught.items()]
+    return dict(sorted(items, key=lambda item: (item[1].limit is not None, item[1].time)))
 
 
 def _saved_refusals(state: Mapping[str, Any] | State) -> dict[str, Learned]:

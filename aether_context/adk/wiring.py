@@ -25,10 +25,9 @@ from aether_context.adk.models.texts import ModelSummarizer
 from aether_context.adk.on_cut import OnCut
 from aether_context.adk.request.gather import Gatherer
 from aether_context.adk.request.recall import Recall
-from aether_context.adk.request.sessions import AgentSessions
+from aether_context.adk.request.sessions import Sessions
 from aether_context.adk.services.memory import MemoryWriter
 from aether_context.adk.services.recorder import Mirror, Recorder
-from aether_context.adk.session import SessionRecords
 from aether_context.adk.usage import Calibrations, Ledgers
 from aether_context.adk.windows import Windows
 from aether_context.conversation import strategies_of
@@ -95,28 +94,28 @@ class PackerParts:
         self.asks_models, self.on_cut = asks_models, on_cut
         self.summarizer = ModelSummarizer(self.recorder, _object_of(summarizer))
         self.reviewer = Reviewer(checks, _object_of(critic))
-        self.sessions, self.waits, records = AgentSessions(TokenCache()), Waits(), SessionRecords()
-        self.ledgers, self.windows = Ledgers(policy.limits), Windows()
+        self.sessions, self.waits = Sessions(TokenCache()), Waits()
+        self.ledgers, self.windows = Ledgers(policy.limits, self.sessions), Windows()
         self.calibrations = Calibrations(store, self.recorder.later)
-        self.gatherer = Gatherer(records, self.waits, store.files if policy.record == "full" else None, arm)
+        self.gatherer = Gatherer(self.sessions, self.waits, store.files if policy.record == "full" else None, arm)
         self.recall = Recall(self.waits, self.gatherer.reader)
         for of_agent in policies:
             self.summarizer.check(of_agent.compress.summarizer)
             self.reviewer.check(of_agent.acceptance.critic)
             self.recall.check(of_agent.retrieval.embedder)
-        self.offloader = Offloader(policy, self.recorder, records, failures)
+        self.offloader = Offloader(policy, self.recorder, self.sessions, failures)
         sees_own = partial(_sees_own, policy)
-        self.readers = Readers(store, records, self._room, self._parts_sent, policy.redact, sees_own).tools
+        self.readers = Readers(store, self.sessions, self._room, self._parts_sent, policy.redact, sees_own).tools
         self.counters = Counters(policy.tokens, clock=time.monotonic, tokenizers={"gemini-local": local_tokenizer})
         warm_up(policy.record != "off", policy.retrieval.recall)
 
     def _room(self, context: ToolContext) -> tuple[int, int]:
-        last = self.sessions.of(agent_key_of(context)).last
+        last = self.sessions.agent(agent_key_of(context)).last
         calls = sum(len(event.get_function_calls()) for event in context.session.events[-1:])
         return room_to_read(last.pack if last is not None else None, calls or 1)
 
     def _parts_sent(self, context: ToolContext) -> list[Part]:
-        last = self.sessions.of(agent_key_of(context)).last
+        last = self.sessions.agent(agent_key_of(context)).last
         return [part for item in last.pack.contents for part in item.content.parts] if last is not None else []
 
 

@@ -6,6 +6,7 @@ with their entries, by a hash that takes a microsecond.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -98,13 +99,13 @@ Entries: TypeAlias = Sequence[HistoryEntry | None]
 """An agent's entries by place; None stands for a content that is not known."""
 
 
-def same_until(entries: Entries, loaded: Sequence[types.Content], reader: Reader, first: int = 0) -> int:
-    """The place of the first content that is another one than its entry's.
-
-    Args:
-        loaded: the contents from the place ``first`` on.
-    """
-    for at in range(first, shared_end := min(len(entries), first + len(loaded))):
+def same_until(
+    entries: Entries, loaded: Sequence[types.Content], reader: Reader, first: int = 0, compared: Sequence[int] = ()
+) -> int:
+    """The place of the first content ``loaded``, from ``first`` on, that is another one than its entry's. Where places
+    to be ``compared`` are given, in ascending order, no others are up to the last of them."""
+    shared_end, begin = min(len(entries), first + len(loaded)), compared[-1] + 1 if compared else first
+    for at in chain(compared[: bisect_left(compared, shared_end)], range(begin, shared_end)):
         entry, key = entries[at], key_hash(loaded[at - first])
         if entry is None or not (entry.key == key or entry.is_stored_as(loaded[at - first], key, reader)):
             return at
@@ -213,7 +214,7 @@ class CallHistory(dict[int, Content]):
         return [
             self._escaped.get(at) or self.raw(at)
             if at >= self.first
-            else self._reader.sent_of(self.raw(at), self._model)
+            else self._reader.freeze(self.raw(at), self._model)[1] or self.raw(at)
             for at in positions
         ]
 

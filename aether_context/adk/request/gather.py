@@ -27,8 +27,8 @@ from aether_context.adk.request.read import (
     session_note,
 )
 from aether_context.adk.request.reader import Reader, characters, is_answer, media_marks, structure
-from aether_context.adk.request.sessions import AgentSession, PreparedCall
-from aether_context.adk.session import Records, SessionRecords
+from aether_context.adk.request.sessions import AgentSession, PreparedCall, Sessions
+from aether_context.adk.session import Records
 from aether_context.conversation.epoch import live_positions
 from aether_context.pack import Candidate, Identity, Pack, PackInput, Previous, Search, Usage, noted
 from aether_context.packing import next_input
@@ -45,13 +45,13 @@ _MOST_GROWTH_EVENTS, _MOST_GROWTH_MESSAGES, _GROWTH_CHARACTERS = 300, 50, 4
 class Gatherer:
     """Reads requests; keeps what it has read of contents, declarations and plans, by their content.
 
-    ``records`` are what sessions know of their evidence, ``waits`` what invocations have waited for, ``files`` those of
+    ``sessions`` know their evidence, ``waits`` what invocations have waited for, ``files`` those of
     the store that keeps what hosts do not load any more, and ``arm`` is the name of the packer's arm.
     """
 
-    def __init__(self, records: SessionRecords, waits: Waits, files: Files | None = None, arm: str = "") -> None:
+    def __init__(self, sessions: Sessions, waits: Waits, files: Files | None = None, arm: str = "") -> None:
         self.reader = Reader()
-        self._arm, self._records, self._waits = arm, records, waits
+        self._arm, self._sessions, self._waits = arm, sessions, waits
         self._archive = Archive(self.reader, waits, files)
         self._history_reader = HistoryReader(self.reader, self._archive, waits)
         self._plans: SharedLRU[object, PlannedCall] = SharedLRU(_MOST_PLANS)
@@ -87,8 +87,8 @@ class Gatherer:
     async def gather(self, call: ModelCall, session: AgentSession) -> PreparedCall:
         """The input of any request of an agent; its session takes in what was read."""
         if call.passthrough_reason:  # nothing of it is kept
-            session = AgentSession(session.key, session.cache)
-        records = self._records.of(call.context)
+            session = AgentSession(session.key, session.owner, session.cache)
+        records = self._sessions.records(call.context)
         reading = await self._history_reader.read(call, session, records)
         history, base = reading.history, self._base(call, session, records, reading)
         # Off the event loop where many contents are read for the first time.
@@ -187,7 +187,7 @@ class Gatherer:
         if call.policy.record != "full" or is_little or session.files is None:
             return
         session.archived_end = end
-        events = self._records.of(call.context).live(call.context.session.events)[0]
+        events = self._sessions.records(call.context).live(call.context.session.events)[0]
         later(
             partial(
                 self._archive.save,

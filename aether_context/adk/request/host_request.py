@@ -48,18 +48,16 @@ class HostRequest:
 
 
 def host_request(call: ModelCall, reader: Reader, session: AgentSession) -> HostRequest:
-    """Reads a request of ADK's.
-
-    Args:
-        session: the agent's, as its last call left it. Where nothing has changed before the last content that a model
-            gave, what is before that is not gone through again.
-    """
+    """Reads a request of ADK's by an agent's session, as its last call left it. Where nothing has changed before the
+    last content that a model gave, what is before that is not gone through again."""
     user_content = call.context.user_content
     contents = list(call.request.contents)
     block = preloaded(contents, user_content)
     if block is not None:
         del contents[block[0]]
-    same = same_until(session.entries, contents, reader)
+    same = same_until(session.entries, contents, reader, compared=_sent_places(call))
+    if same < session.stable_end:  # all may stand elsewhere
+        same = same_until(session.entries, contents, reader)
     answered = session.stable_end if session.stable_end <= same else 0
     if not call.passthrough_reason and not are_answered(contents[max(0, answered - 1) :]):
         contents, answered = with_pending(contents), 0
@@ -93,6 +91,15 @@ def host_of(call: ModelCall, head: Request, records: Records, identity: Identity
         planners=tuple(sorted({*call.policy.planners, *records.planners})),
         binds_thoughts=any("AnthropicLlm" in model.kinds or "claude" in model.name.lower() for model in call.models),
     )
+
+
+def _sent_places(call: ModelCall) -> Sequence[int]:
+    """The places that the call before was packed from; none where what a cut took may have changed since."""
+    if (last := call.last) is None:
+        return ()
+    new = takewhile(lambda event: event.id != last.pack.identity.last_event_id, reversed(call.context.session.events))
+    # A message, a posted result, a rewind and a compaction are a user's: between them a host appends.
+    return () if any(event.author == "user" for event in new) else last.pack.source.request.positions
 
 
 def _request_index(

@@ -69,7 +69,7 @@ class HistoryReader:
         if not loads:
             self._archive.begin(session, rewound)
         # Where the host loads a part of the events, an index says nothing.
-        indexed = AgentSession(session.key, session.cache) if loads else session
+        indexed = AgentSession(session.key, session.owner, session.cache) if loads else session
         host = host_request(call, self._reader, indexed)
         raw, request_index, last_answer = host.contents, host.request_index, host.last_answer
         if loads and is_behind:
@@ -88,7 +88,7 @@ class HistoryReader:
             rewound = await self._follow(call, session, epoch, raw, live)
             history.entries, first = session.entries, first_position(raw, live, identity.agent, identity.branch)
             if first is None:
-                history.entries = await self._archive.load(session, session.stable, None, call)
+                history.entries = await self._archive.load(session, session.entries[: session.stable_end], None, call)
             history.first = len(history.entries) if first is None else first
             if history.first or first is not None:
                 begin, unsent = await self.load(call, session, history, live_positions(epoch, history.first))
@@ -138,7 +138,7 @@ class HistoryReader:
         adk_session, within = call.context.session, partial(self._waits.within, "rewind", call.invocation.invocation_id)
         load = partial(call.invocation.session_service.get_session, app_name=adk_session.app_name)
         try:
-            entries = await self._archive.load(session, session.stable, None, call)
+            entries = await self._archive.load(session, session.entries[: session.stable_end], None, call)
             if not entries:
                 self._archive.begin(session, rewound)
                 return rewound

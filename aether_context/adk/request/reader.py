@@ -73,10 +73,6 @@ class Reader:
         """The frozen form of a content alone."""
         return self.freeze(content, model)[0]
 
-    def sent_of(self, content: types.Content, model: str) -> types.Content:
-        """A content as it is sent: with escapes where others wrote what nobody sees."""
-        return self.freeze(content, model)[1] or content
-
     def head(self, request: LlmRequest) -> Request:
         """Reads a request up to its contents: model, system instruction, and declarations in order."""
         functions: list[types.FunctionDeclaration] = []

@@ -102,7 +102,7 @@ class Recall:
             return turn.speaker in planners and any(without_plan(text) != text for text in (turn.text, words))
 
         def with_turns(embedder: Embedder | None) -> tuple[Candidate, ...]:
-            from aether_context.retrieval.call_indexes import recalled
+            from aether_context.retrieval.call_indexes import TurnIndex, recalled
 
             candidates = recalled(
                 turns,
@@ -112,7 +112,7 @@ class Recall:
                 tokens=room,
                 embedder=embedder,
                 whole=whole,
-                index=session.index(embedder.name if embedder is not None else ""),
+                index=session.indexes.setdefault(embedder.name if embedder is not None else "", TurnIndex()),
             )
             found_elsewhere = (candidate for candidate in source.candidates if candidate.source != RECALLED)
             return (*found_elsewhere, *(turn for turn in candidates if not is_plan(turn)))

@@ -62,7 +62,7 @@ def _in_url(host: str) -> str:
 
 def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> None:
     from aether_context.lab.viewer import report
-    from aether_context.lab.viewer.calls import CallReader, Session, by_session
+    from aether_context.lab.viewer.calls import CallReader, SessionView, by_session
 
     store, folder = packs.require(PackStore(url)), Path(file).parent
     if not folder.is_dir():
@@ -72,7 +72,7 @@ def _write_report(url: str, file: str, selection: Mapping[str, str | None]) -> N
         raise PackNotFound(f"no packs{whose} in {store.url}: `{store.command('list')}` shows what is there")
     if len(sessions) > 1:
         raise PackNotFound(f"{len(sessions)} sessions are{whose or ' there'}: say which by --session, --app and --user")
-    text = report(store, *Session(CallReader(store).of(sessions[0][-20:])).owner)
+    text = report(store, *SessionView(CallReader(store).of(sessions[0][-20:])).owner)
     try:
         with click.open_file(file, "w", encoding="utf-8", atomic=True) as output:
             output.write(text)

@@ -48,7 +48,7 @@ class Call(NamedTuple):
     fault: str = ""
 
 
-class Session:
+class SessionView:
     """The calls of a session, the oldest first, their totals, and the manifest of the last one that could be read."""
 
     def __init__(self, calls: Sequence[Call]) -> None:

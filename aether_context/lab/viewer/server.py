@@ -25,7 +25,7 @@ from aether_context.errors import AetherContextError, ChecksumMismatch, PackNotF
 from aether_context.lab.reading import difference, read_view, session_packs, why
 from aether_context.lab.reading.packs import is_shortened
 from aether_context.lab.reading.sessions import read_back
-from aether_context.lab.viewer.calls import CallReader, Session, by_session, changed_lines, raw_of, spans, tool_rows
+from aether_context.lab.viewer.calls import CallReader, SessionView, by_session, changed_lines, raw_of, spans, tool_rows
 from aether_context.lab.viewer.pages import STYLE_SOURCE, Links, environment, render_page
 from aether_context.store import Manifest, PackStore
 from aether_context.store.replay import Replayer
@@ -100,7 +100,7 @@ def report(store: PackStore, app: str, user: str, session: str) -> str:
         except Exception as error:  # whoever can write into the store can put anything into its files
             fault = {"title": name, "detail": f"This pack cannot be shown: {error or type(error).__name__}"}
             packs.append((name, render_page("base.html", links, **layout, **fault)))
-    view = Session(CallReader(store).of(places))
+    view = SessionView(CallReader(store).of(places))
     values = {"shown": view, "calls": [*enumerate(view.calls, 1)], "paging": (1, 1), "packs": packs, "answer": None}
     return render_page("session.html", links, title=session, tools=tool_rows(store, view.calls), **values)
 
@@ -243,7 +243,7 @@ class _Viewer:
             sessions = [places for places, text in zip(sessions, names, strict=True) if all(map(text.count, words))]
         page, paging = _paged(request, sessions, _MOST_SESSIONS, 1)
         values = {"given": query, "found": len(sessions), "paging": paging}
-        shown_sessions = [Session(self.calls.of(places)) for places in page]
+        shown_sessions = [SessionView(self.calls.of(places)) for places in page]
         return self._page(request, "sessions.html", title="Sessions", shown=shown_sessions, **values)
 
     def session(self, request: Request) -> Response:
@@ -252,14 +252,14 @@ class _Viewer:
         places = self.store.places(*owner) if all(owner) else []
         if not places:
             raise HTTPException(404, "no packs of this session are in the store")
-        whole = shown_session = Session(self.calls.of(places))
+        whole = shown_session = SessionView(self.calls.of(places))
         app, user, session = owner
         values: dict[str, Any] = {"title": whole.owner[2], "packs": (), "words": words, "answer": None, "fault": ""}
         call = request.query_params.get("call", "")[:9]
         values["call"] = number = int(call) if call.isdecimal() else None
         try:
             family = session_packs(self.store, app=app, user=user, session=session)
-            shown_session = Session(self.calls.of(map(self.store.place, family)))
+            shown_session = SessionView(self.calls.of(map(self.store.place, family)))
             shown_session.owner, shown_session.last = whole.owner, whole.last
             if words:
                 values["answer"] = why(self.store, words, app=app, user=user, session=session, call=number)
