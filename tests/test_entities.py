@@ -15,7 +15,7 @@ from scripted import Chat, call
 
 from aether_context import PackPolicy
 from aether_context.conversation.content_json import content_of_parts, part_of
-from aether_context.text.entities import entity_table, is_entry, mentions, parse
+from aether_context.text.entities import entities_of, entity_table, is_entry, mentions, parse
 from aether_context.text.json_lines import is_number, leaves
 from aether_context.tokens import counter_for
 
@@ -36,10 +36,20 @@ def table(*contents, room=1_000, **more):
         ("open C:\\work\\plan.md", ["C:\\work\\plan.md"]), ('{"total": 1250.50, "seats": 2}', ["total: 1250.50"]),
         ("quoted\\nserver_name: next", ["server_name"]), ("a1", []), ("x" * 100 + "_" + "y" * 100, []),
         ("<li>Room B-12</li><td>/srv/app</td></table>", ["B-12", "/srv/app"]),
+        ("the networkPolicy of DeepFloyd, in HTML of Bern", ["networkPolicy", "DeepFloyd"]),
     ],
 )  # fmt: skip
-def test_an_entity_holds_a_digit_a_slash_an_underscore_or_an_at_sign(text, found):
+def test_an_entity_holds_a_digit_a_slash_an_underscore_an_at_sign_or_a_capital_inside(text, found):
     assert [entity for entity, _ in mentions(said(text))] == found
+
+
+def test_a_key_of_json_in_camel_case_is_no_entity_and_its_value_is() -> None:
+    assert [*entities_of('{"foreColor": "skyBlue", "fore_colour": 1}')] == ["skyBlue", "fore_colour"]
+
+
+def test_a_value_with_a_name_in_camel_case_stands_with_its_record() -> None:
+    records = [{"id": "K-1", "skill": "JavaScript daily"}, {"id": "K-2", "skill": "C"}]
+    assert "K-1 skill: JavaScript daily" in table(answered("find", "1", json.dumps(records)))
 
 
 def test_who_mentioned_it_decides_the_line():

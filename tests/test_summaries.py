@@ -8,13 +8,14 @@ import pytest
 from failing import short_waits
 from hypothesis import given
 from hypothesis import strategies as st
-from packs import answers, calls, lines, said, summary_of
+from packs import answered, answers, calls, lines, said, summary_of
 from scripted import Chat, new_store
 from wording import SUMMARY_TITLE
 from writers import Writer, writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
+from aether_context.conversation.content_json import content_of_parts, part_of
 from aether_context.store.replay import Replayer
 from aether_context.tokens import counter_for
 
@@ -190,6 +191,23 @@ def test_greetings_thanks_and_praise_are_no_bullets(text: str) -> None:
     contents = [said(text), said(text, "model"), said("Book a table for four.")]
     summary = summary_of(*contents, max_tokens=100)
     assert summary.splitlines() == ["- user: Book a table for four.", "- messages left out: 2"]
+
+
+@pytest.mark.parametrize(
+    ("words", "kept"),
+    [
+        ("The image is missing. Let me check what images there are.", ["- model: The image is missing."]),
+        ("I found three rows:\nA, B, C.\nNow I will write them:", ["- model: I found three rows: A, B, C."]),
+        ("Now let me read the file:", []), ("找到了三个文件。现在让我读取第一个。", ["- model: 找到了三个文件。"]),
+        ("Drei Zeilen fehlen. Nun werde ich die vierte lesen.", ["- model: Drei Zeilen fehlen."]),
+    ],
+)  # fmt: skip
+def test_of_words_beside_a_call_those_that_announce_it_are_left_out(words: str, kept: list[str]) -> None:
+    call = part_of({"function_call": {"name": "read", "args": {}, "id": "1"}})
+    beside = content_of_parts("model", [part_of({"text": words}), call])
+    summary = summary_of(said("Book a table for four."), beside, answered("read", "1", "done"), max_tokens=300)
+    assert [line for line in summary.splitlines() if line.startswith("- model: ")] == kept
+    assert f"- model: {' '.join(words.split())}" in summary_of(said(words, "model"), max_tokens=300)
 
 
 @pytest.mark.parametrize("text", ["Yes, Bern.", "5", "Make it blue.", "Undo that!", "Отмени заказ!", "取消订单"])

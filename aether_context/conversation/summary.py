@@ -15,13 +15,13 @@ from typing import Literal, NamedTuple
 from aether_context.canonical import hash_json
 from aether_context.conversation.acts import acts_of, fitting, is_act
 from aether_context.conversation.extracts import mark_of
-from aether_context.conversation.orders import orders_text, split_orders, standing_orders
+from aether_context.conversation.orders import orders_text, rule, split_orders, standing_orders
 from aether_context.conversation.todo import list_text, split_list
 from aether_context.pack import NOTHING, Content, SummaryRequest
 from aether_context.retrieval.ranking import is_telling, without_small_talk
 from aether_context.text import Counts
 from aether_context.text.entities import ADDRESS_SHARE, HISTORY, calls_line, entity_table, is_entry
-from aether_context.text.shorten import level, shorten_line
+from aether_context.text.shorten import level, sentences, shorten_line
 
 SUMMARY_TITLE = "CONVERSATION SUMMARY (earlier messages that are no longer in full)"
 
@@ -194,8 +194,8 @@ def summarize(
     Human messages are chosen first: the first of all, which says what the work is about, then those that tell a
     number, a name, a date, a wish or a decision, the latest before older ones, then the others. They are quoted
     verbatim, long ones shortened to sentences of theirs. Messages of the model and of other agents follow in the same
-    order while there is room, each cut to 300 characters. Greetings, thanks and praise are left out. Empty where no
-    bullet fits.
+    order while there is room, each cut to 300 characters. Greetings, thanks and praise are left out, and what announces
+    a call, which itself says what it does. Empty where no bullet fits.
 
     Args:
         earlier: the summary of an earlier cut, whose bullets compete with the new ones.
@@ -211,7 +211,8 @@ def summarize(
     by_people += [content.role == "user" and not content.agent for content in messages]
     texts = [bullet.partition(": ")[2] for bullet in earlier_bullets]
     for content, is_persons in zip(messages, by_people[len(texts) :], strict=True):
-        texts.append(without_small_talk(content.words[: _MOST_QUOTED if is_persons else 4 * _AGENT_CHARACTERS]))
+        words = content.words[: _MOST_QUOTED if is_persons else 4 * _AGENT_CHARACTERS]
+        texts.append(without_small_talk(_without_announcements(words) if content.calls else words))
     marks = [*(" ".join(_MARK.findall(bullet)) for bullet in earlier_bullets)]
     marks += [" ".join(marks_of(content, media)) for content in messages]
 
@@ -253,6 +254,11 @@ def summarize(
         return ""
     missing = sum(int(count) for count in _COUNT.findall(earlier)) + len(by_people) - len(picks)
     return "\n".join([*(picks[index] for index in sorted(picks)), *([f"{_MISSING}{missing}"] if missing else [])])
+
+
+def _without_announcements(words: str) -> str:
+    parts = [sentence for sentence in sentences(words) if not rule("announces").search(sentence)]
+    return "".join(parts[:-1] if parts and parts[-1].rstrip().endswith((":", "：")) else parts)
 
 
 def split_bullets(text: str) -> list[str]:
