@@ -53,8 +53,8 @@ _PAUSE_SECONDS = 6 * 3_600.0
 _NAMED, _DATED, _ASKING = 1.5, 1.4, 0.9
 """Factors for what somebody said who is meant in the query, for texts with a time where one is asked for, and for
 those that end in a question."""
-_OTHER_NUMBER = 0.5
-"""A factor for texts without a noun and its number that the query names, like clause 29, beside texts with them."""
+_SAME_NUMBER = 2.0
+"""A factor for texts with a noun and its number that the query names, like clause 29."""
 _SMALL_POOL = 10
 _LONGEST_STATEMENT, _MOST_CORRECTIONS = 24, 8
 _NEAR_STATEMENT, _SAME_STATEMENT = 0.3, 0.5
@@ -232,8 +232,7 @@ class Pool:
                 base = (1 - weight) * base + weight * scores["words"]
         if pattern := terms.numbered(query):
             places = best(base, _COMPARED)
-            lacking = [pattern.search(text) is None for text in texts_at(places)]
-            base[places[lacking]] *= _OTHER_NUMBER if not all(lacking) else 1.0
+            base[places[[pattern.search(text) is not None for text in texts_at(places)]]] *= _SAME_NUMBER
         return base, scores
 
     def _cosines(self, query: Rows) -> Floats:
