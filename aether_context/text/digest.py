@@ -34,8 +34,9 @@ are."""
 _NO_WORD, _INNER_CAPITAL = re.compile(r"\W+|_"), re.compile(r"(?<=[a-z0-9])(?=[A-Z])")
 _TRACEBACK = "Traceback (most recent call last)"
 """What says nothing of an error, which the last line behind it names."""
-_FEW_RECORDS = 20
-"""One of so many, at most."""
+_SHORT_QUERY, _FEW_RECORDS = 24, 20
+"""Words of a question; a task of more of them names nearly every field. Of so many records a word of it that tells some
+apart stands in one at most."""
 _RARE, _FOR_RARE = 3, 0.1
 """Of so many records at most one has a rare field, and the share of the room for all such fields, which tell the most
 of the few records that have them: without it the one stack trace of a log is missing in its record."""
@@ -170,10 +171,12 @@ def _worth(path: str, cells: Sequence[JSON], query_words: set[str]) -> float:
     is_own_id = path.casefold() in ("id", "_id")
     worth = 5.0 if is_name(key) else 4.0 if is_own_id else 3.5 if is_id(key) else 2.5
     worth += 0.5 * all(any(map(str.isdecimal, text)) for text in texts)
-    worth += 3.0 * (not query_words.isdisjoint(_NO_WORD.split(_INNER_CAPITAL.sub(" ", path).casefold())))
-    # A word of few records is what tells them from the others, which one of all of them does not.
+    is_short = len(query_words) <= _SHORT_QUERY
+    asked = _INNER_CAPITAL.sub(" ", path) if is_short else key
+    worth += (3.0 if is_short else 2.0) * (not query_words.isdisjoint(_NO_WORD.split(asked.casefold())))
     named = Counter(word for text in texts for word in query_words.intersection(_NO_WORD.split(text.casefold())))
-    worth += bool(named) + 2.0 * (min(named.values(), default=len(cells)) <= max(1, len(cells) // _FEW_RECORDS))
+    tells_apart = is_short and min(named.values(), default=len(cells)) <= max(1, len(cells) // _FEW_RECORDS)
+    worth += bool(named) + 2.0 * tells_apart
     worth -= 0.4 * (len(keys) - 1) + (_RARE * len(texts) < len(cells))
     worth -= 1.5 * (2 * sum(", " in text and text[0].isdecimal() for text in texts) > len(texts))
     worth -= 2.0 * any(text.endswith("…") for text in texts) + 1.5 * any("://" in text for text in texts)

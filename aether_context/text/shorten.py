@@ -73,7 +73,7 @@ def lines_view(text: str) -> View:
 
 _SAMPLED, _COUNTED = 9_000, 20_000
 """Characters of the samples of a long text, and of the longest one that is counted whole."""
-_NOTE_TOKENS, _SMALL_GAP = 8.0, 16.0
+_NOTE_TOKENS = 8.0
 _NAMES_SHARE, _DIGEST_NAMES, _DIGEST_SHARE = 0.35, 0.1, 0.93
 """The share of an extract for names from other lines, the same beside a digest, and that of the digest's records."""
 _MOST_ODD, _MOST_HEADS = 60, 200
@@ -518,11 +518,11 @@ def _pick(cost: Sequence[float], rankings: Sequence[tuple[float, Sequence[int]]]
 
 
 def _without_small_gaps(picks: set[int], cost: Sequence[float], numbers: Sequence[int]) -> set[int]:
-    """Chosen lines with those between two of them that take little more than a note of them."""
+    """Chosen lines with those between two of them that take no more than a note of them."""
     between = (
         range(first + 1, second)
         for first, second in pairwise(sorted(picks))
-        if numbers[second] - numbers[first] == second - first and sum(cost[first + 1 : second]) <= _SMALL_GAP
+        if numbers[second] - numbers[first] == second - first and sum(cost[first + 1 : second]) <= _NOTE_TOKENS
     )
     return picks.union(*between)
 
