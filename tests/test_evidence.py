@@ -260,6 +260,13 @@ def test_of_rows_in_any_writing_the_one_that_is_asked_for_is_whole_and_all_are_c
     assert len(ROWS) in (shown.records, shown.total), (shown.records, shown.total)
 
 
+def test_elements_of_many_names_are_cut_in_pieces():
+    text = "".join(f"</n{at}><n{at}>{'x ' * 60}" for at in range(3_000))
+    lines = lines_view(text).lines
+    assert "".join(lines) == text
+    assert max(map(len, lines)) <= 200
+
+
 def test_short_lists_of_one_length_and_columns_of_other_lengths_stay_apart():
     apart = {"users": [f"user {at} of the house" for at in range(20)], "rooms": [f"room {at}" for at in range(20)]}
     longer = {"users": [f"user {at}" for at in range(40)], "rooms": [f"room {at}" for at in range(41)]}

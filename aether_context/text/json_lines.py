@@ -179,20 +179,24 @@ _NEXT_ELEMENT = re.compile(r"</([A-Za-z][\w.:-]{0,40})>\s*(?=<\1[\s>])")
 """The end of an element behind which another one of its name begins, such as a row of a table."""
 
 
-def pieces(line: str, width: int) -> list[str]:
+_MOST_NESTED = 8
+"""So often pieces are cut by elements inside of others."""
+
+
+def pieces(line: str, width: int, depth: int = 0) -> list[str]:
     """A line in pieces of at most ``width`` characters, cut where elements of markup follow each other, the outer ones
     first, else at spaces where there are any, else behind a sentence of Chinese or Japanese, of whose characters each
     takes about as many tokens as a word's four."""
     if len(line) <= width:
         return [line]
     ends: dict[str, list[int]] = {}
-    for match in _NEXT_ELEMENT.finditer(line):
+    for match in _NEXT_ELEMENT.finditer(line) if depth < _MOST_NESTED else ():
         ends.setdefault(match[1], []).append(match.end())
     if ends:  # rows reach as far as cells do, and are fewer
         widest = max(places[-1] - places[0] for places in ends.values())
         outer = min((places for places in ends.values() if 2 * (places[-1] - places[0]) >= widest), key=len)
         parts = [line[start:end] for start, end in pairwise((0, *outer, len(line)))]
-        text_pieces = list(chain.from_iterable(pieces(part, width) for part in parts))
+        text_pieces = list(chain.from_iterable(pieces(part, width, depth + 1) for part in parts))
         return [*map(LinePiece, text_pieces[:-1]), text_pieces[-1]]
     text_pieces, start = list[str](), 0
     while len(line) - start > width:
