@@ -260,6 +260,11 @@ def test_of_rows_in_any_writing_the_one_that_is_asked_for_is_whole_and_all_are_c
     assert len(ROWS) in (shown.records, shown.total), (shown.records, shown.total)
 
 
+def test_bullets_of_prose_are_no_records():
+    notes = "\n".join(f"- Day {at}: the crane stood still\n  and nobody knew why, it was said" for at in range(300))
+    assert extract_of(notes).records == 0
+
+
 def test_elements_of_many_names_are_cut_in_pieces():
     text = "".join(f"</n{at}><n{at}>{'x ' * 60}" for at in range(3_000))
     lines = lines_view(text).lines

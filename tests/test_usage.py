@@ -407,30 +407,24 @@ def test_a_limit_that_holds_in_the_middle_of_a_run_is_caught_wherever_the_agent_
     assert 0 < len(worker.model.sent) < 20  # type: ignore[union-attr]
 
 
-def test_ledgers_are_kept_by_what_they_take_and_a_session_goes_on_from_its_events(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_LEDGER_BYTES", 30_000)
-    chat = Chat(script=["ok"] * 33)
-    for session in ("s0", "s1", "s2", "s3"):
-        chat.say(*["hello"] * 8, session=session)
-    known = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") is not None for at in range(4)]  # type: ignore[union-attr]
-    assert known == [False, True, True, True]
-    chat.say("hello again", session="s0")
-    assert totals(chat, "s0").total_tokens == 9 * CALL
-
-
+@pytest.mark.parametrize(
+    ("bound", "most", "messages", "known"),
+    [
+        ("_MOST_LEDGER_BYTES", 30_000, 8, [False, True, True, True]),
+        ("_MOST_SESSIONS", 2, 2, [False, False, True, True]),
+    ],
+)
 def test_a_session_that_leaves_takes_its_ledger_along_and_goes_on_from_its_events(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, bound: str, most: int, messages: int, known: list[bool]
 ) -> None:
-    monkeypatch.setattr("aether_context.adk.request.sessions._MOST_SESSIONS", 2)
-    chat = Chat(script=["ok"] * 9)
+    monkeypatch.setattr(f"aether_context.adk.request.sessions.{bound}", most)
+    chat = Chat(script=["ok"] * (4 * messages + 1))
     for session in ("s0", "s1", "s2", "s3"):
-        chat.say("hello", "hello again", session=session)
-    known = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") is not None for at in range(4)]  # type: ignore[union-attr]
-    assert known == [False, False, True, True]
-    chat.say("hello once more", session="s0")
-    assert totals(chat, "s0").total_tokens == 3 * CALL
+        chat.say(*["hello"] * messages, session=session)
+    usages = [chat.plugin.usage(app=chat.app_name, user=chat.user, session=f"s{at}") for at in range(4)]  # type: ignore[union-attr]
+    assert [usage is not None for usage in usages] == known
+    chat.say("hello again", session="s0")
+    assert totals(chat, "s0").total_tokens == (messages + 1) * CALL
     assert chat.sent[-1].wires == chat.raw[-1].wires
 
 

@@ -257,6 +257,7 @@ def summarize(
 
 
 def _without_announcements(words: str) -> str:
+    """A text without the sentences that only say what the call beside it does."""
     parts = [sentence for sentence in sentences(words) if not rule("announces").search(sentence)]
     return "".join(parts[:-1] if parts and parts[-1].rstrip().endswith((":", "：")) else parts)
 

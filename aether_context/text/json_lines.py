@@ -175,7 +175,7 @@ def span(start: int, stop: int) -> str:
     return f"line {start + 1}" if stop - start == 1 else f"lines {start + 1}-{stop}"
 
 
-_NEXT_ELEMENT = re.compile(r"</([A-Za-z][\w.:-]{0,40})>\s*(?=<\1[\s>])")
+_NEXT_ELEMENT = pattern(r"</([A-Za-z][\w.:-]{0,40})>\s*(?=<\1[\s>])")
 """The end of an element behind which another one of its name begins, such as a row of a table."""
 
 

@@ -377,13 +377,13 @@ _LONGEST_NAME = 60
 def _relevance(lines: Sequence[str], query: str) -> list[float]:
     """For each line the sum over the query's words in it, each weighted by how rare the word is in the text."""
 
-    def words(text: str) -> list[str]:
+    def words_of(text: str) -> list[str]:
         folded = text.casefold()
         return [*_WORD.findall(folded), *_MARKED.findall(folded), *(_PAIR.findall(text) if is_unspaced else ())]
 
     is_unspaced = max(filter(str.isalpha, query), default="") > "\u0dff"
-    query_words = set(words(query))
-    shared_words = [sorted(query_words.intersection(words(line))) for line in lines]
+    query_words = set(words_of(query))
+    shared_words = [sorted(query_words.intersection(words_of(line))) for line in lines]
     frequency = Counter(word for words in shared_words for word in words)
     return [sum(1 / frequency[word] for word in words) for words in shared_words]
 

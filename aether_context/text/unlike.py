@@ -33,7 +33,8 @@ def odd_lines(lines: Sequence[str]) -> list[list[int]]:
     """Blocks of lines whose words are rare among the words of all, the oddest first; of equal lines the first.
 
     A line's oddness is the mean over its words of how rare each is, 0 for one in every line and 1 for one that stands
-    in a single line. A word more counts 0, so that a line of one word is not the oddest.
+    in a single line. A word more counts 0, so that a line of one word is not the oddest. Behind a block that is
+    indented comes the line that it stands under.
     """
     if len(lines) < _FEWEST_LINES:
         return []
@@ -71,7 +72,7 @@ def headings(lines: Sequence[str]) -> list[int]:
     return [at for at, line in enumerate(lines) if _HEADING.match(line)]
 
 
-_YAML_ENTRY = re.compile(r"^( *)- [^\s:][^\n:]{0,60}:[^\n]*\n\1  [^\s:-]", re.MULTILINE)
+_YAML_ENTRY = re.compile(r"^( *)- [^\s:*][^\n:]{0,60}:(?!\S)[^\n]*\n\1  [^\s:-][^\n:]{0,60}:(?!\S)", re.MULTILINE)
 """An entry of a list in YAML that has several keys."""
 
 

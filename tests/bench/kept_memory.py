@@ -41,7 +41,26 @@ from aether_context.adk.request.reader import Reader as HostReader
 from aether_context.retrieval.call_indexes import TurnIndex
 from aether_context.retrieval.embedders import embedder_for
 
-SYLLABLES = "mer tal vos kin dra pol shu bre fin gor an ei os ut ra lim dek wo"
+SYLLABLES = [
+    "mer",
+    "tal",
+    "vos",
+    "kin",
+    "dra",
+    "pol",
+    "shu",
+    "bre",
+    "fin",
+    "gor",
+    "an",
+    "ei",
+    "os",
+    "ut",
+    "ra",
+    "lim",
+    "dek",
+    "wo",
+]
 OWNER = {"app_name": "archive", "user_id": "ann"}
 BYTES = 1 if sys.platform == "darwin" else 1_024
 
