@@ -21,6 +21,6 @@ def run(*words: object, store: PackStore | None = None, code: int | None = 0) ->
     return result
 
 
-def told(*words: object, store: PackStore | None = None) -> Any:
+def told(*words: object, store: PackStore | None = None, code: int | None = 0) -> Any:
     """What a command prints for programs."""
-    return json.loads(run(*words, "--json", store=store).stdout)
+    return json.loads(run(*words, "--json", store=store, code=code).stdout)

@@ -13,7 +13,6 @@ from typing import Any
 from unittest.mock import patch
 
 import pytest
-from click.testing import CliRunner
 from failing import FailingFileSystem, wait_until
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
@@ -25,11 +24,11 @@ from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
 from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
+from terminal import run
 from upkeep import delete_older, forget
 
 from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.cli import main
 from aether_context.lab.reading import Span
 from aether_context.pack import Content, noted
 from aether_context.store.files import Files
@@ -372,7 +371,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     assert again.id == f"turn_{code.places[0].id}"
     assert [span.first for span in again.spans if span.holds] == [120]
     said_at = datetime.fromtimestamp(code.places[0].time or 0, UTC)
-    shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
+    shown = run("why", "Falcon-7731", store=chat.store).output
     assert f"message of user, for clerk in session s1, {said_at:%Y-%m-%d %H:%M}\n" in shown
     lost = why(chat.store, "Falcon-8842")
     assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)
