@@ -6,7 +6,6 @@ import asyncio
 import gc
 import gzip
 import json
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -17,8 +16,6 @@ from failing import FailingFileSystem, wait_until
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
@@ -160,22 +157,16 @@ def test_of_sessions_that_nobody_goes_on_with_little_is_kept() -> None:
 
 @pytest.mark.parametrize("observe", [False, True])
 def test_a_session_whose_model_has_yet_to_answer_keeps_its_pack(observe: bool) -> None:
-    class Slow(Scripted):
-        async def generate_content_async(
-            self, request: LlmRequest, stream: bool = False
-        ) -> AsyncGenerator[LlmResponse]:
-            while len(chat.sent) < 4:
-                await asyncio.sleep(0)
-            async for response in super().generate_content_async(request, stream):
-                yield response
+    async def all_are_sent() -> None:
+        while len(chat.sent) < 4:
+            await asyncio.sleep(0)
 
     async def talk() -> None:
         await asyncio.gather(*(chat.tell(f"{at} " + "word " * 50, session=f"s{at}") for at in range(4)))
 
     plugin = ContextPackPlugin(policy=small(2_000), store=new_store(), observe=observe)
-    chat = Chat(
-        plugin=plugin, agent=LlmAgent(name="clerk", model=Slow(script=["ok"] * 4, sent=[]), instruction="Help.")
-    )
+    chat = Chat(plugin=plugin)
+    chat.llm.waits = all_are_sent
     with patch("aether_context.adk.request.sessions._MOST_BYTES", 1):
         asyncio.run(talk())
     answers = [event for at in range(4) for event in asyncio.run(chat.held(session=f"s{at}")).events[1:]]

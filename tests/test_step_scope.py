@@ -163,20 +163,14 @@ def test_a_plan_that_is_rewritten_after_the_step_waits_for_the_answer() -> None:
 
 @DEPRECATED
 def test_a_worker_keeps_a_step_that_another_worker_completes() -> None:
-    class Waiting(Scripted):
-        """Answers when the others have."""
-
-        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
-            for _ in range(200):
-                await asyncio.sleep(0)
-            async for response in super().generate_content_async(llm_request, stream):
-                yield response
+    async def others_answer() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
 
     plan = {**PLAN, "steps": [{**PLAN["steps"][0], "acceptance": ["five are found"]}, PLAN["steps"][1]]}
-    slow = LlmAgent(
-        name="slow", model=Waiting(script=[call("read", path="a"), call("read", path="b"), "I read."], sent=[]),
-        tools=all_tools(),
-    )  # fmt: skip
+    script = [call("read", path="a"), call("read", path="b"), "I read."]
+    model = Scripted(script=script, sent=[], waits=others_answer)
+    slow = LlmAgent(name="slow", model=model, tools=all_tools())
     fast = agent("fast", [call("complete_step", step_id="find"), "Found."])
     chat = work(ParallelAgent(name="both", sub_agents=[fast, slow]), plan=plan)
     chat.say("Compare them.")
