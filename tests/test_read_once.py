@@ -123,13 +123,13 @@ def test_a_call_reads_only_what_is_new(settings: dict[str, Any]) -> None:
 
 
 def test_what_a_cut_took_is_compared_once_for_each_message() -> None:
-    chat = Chat(policy=small(1_500), script=[*["ok"] * 60, *loop(5), "done"], tools=[look_up])
-    chat.say(*turns(60))
-    assert chat.latest().epoch.cut_count > 100
+    chat = Chat(policy=small(1_500), script=[*["ok"] * 30, *loop(5), "done"], tools=[look_up])
+    chat.say(*turns(30))
+    assert chat.latest().epoch.cut_count > 50
     with walking() as steps:
         chat.say("one more question")
-    assert len(chat.sent) == 66
-    assert 120 < [name.rpartition(".")[2] for _, name, _ in steps].count("key_hash") < 2 * 120
+    assert len(chat.sent) == 36
+    assert 60 < [name.rpartition(".")[2] for _, name, _ in steps].count("key_hash") < 2 * 60
 
 
 @pytest.mark.parametrize("turn", [0, 2])
