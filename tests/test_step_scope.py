@@ -134,6 +134,18 @@ def test_an_agent_that_a_loop_calls_again_gets_the_next_step() -> None:
     chat.replays()
 
 
+@DEPRECATED
+def test_the_next_step_has_the_memories_that_answer_it() -> None:
+    operator = agent("operator", [*WORK, "Found.", "Checked."])
+    texts = ("Five differences between the rivals are in Mona's book", "Thora says how to check each difference")
+    state = {"plan": PLAN, "knowledge": {"memories": [{"text": text} for text in texts]}}
+    policy = PackPolicy(max_input_tokens=64_000, retrieval={"memory_k": 1})
+    chat = Chat(agent=LoopAgent(name="loop", sub_agents=[operator], max_iterations=2), state=state, policy=policy)
+    chat.say("Go on.")
+    assert [("Mona" in sent.text, "Thora" in sent.text) for sent in chat.sent] == [(True, False)] * 4 + [(False, True)]
+    chat.replays()
+
+
 def test_the_next_message_brings_the_next_step_also_where_the_last_run_did_not_answer() -> None:
     broken = [*WORK, RuntimeError("away"), "Checked."]
     chat = work(agent("operator", broken))
