@@ -503,6 +503,7 @@ def test_sound_and_video_count_by_time() -> None:
     assert media_tokens("video/mp4; codecs=avc1", 625_000, family="gemini") == 3_000
     assert media_tokens("video/mp4", 0, family="gemini-3") == 6_600
     assert media_tokens("audio/mpeg", 1, family="openai") == 1
+    assert media_tokens("text/csv", 299, family="gemini") == 100
 
 
 def test_documents_count_by_page() -> None:
