@@ -10,7 +10,7 @@ import asyncio
 import copy
 import itertools
 import pickle
-from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -187,16 +187,20 @@ Reply = Any
 
 
 class Scripted(BaseLlm):
-    """Answers from a script, then with ``ok``; keeps a deep snapshot of every request it was sent."""
+    """Answers from a script, then with ``ok``, once ``waits`` is over; keeps a deep snapshot of every request it was
+    sent."""
 
     model: str = "gemini-2.5-flash"
     script: list[Any] = []
     sent: list[Any] = []
     usage: bool = True
+    waits: Callable[[], Awaitable[object]] | None = None
 
     async def generate_content_async(
         self, llm_request: LlmRequest, stream: bool = False
     ) -> AsyncGenerator[LlmResponse, None]:
+        if self.waits is not None:
+            await self.waits()
         self.see(llm_request)
         reported = self.reported(llm_request)
         reply = self.script.pop(0) if self.script else "ok"

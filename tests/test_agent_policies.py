@@ -7,7 +7,6 @@ import json
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from google.adk.agents import LlmAgent, SequentialAgent
 from google.adk.agents.callback_context import CallbackContext
 from google.adk.models.llm_request import LlmRequest
@@ -16,6 +15,7 @@ from google.adk.workflow import START, Workflow
 from plans import PLAN, planned
 from scripted import Chat, Scripted, big_file, call
 from teams import DEPRECATED
+from terminal import run, told
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
@@ -283,7 +283,7 @@ def test_its_requests_are_untouched_without_a_record_and_others_go_on():
     assert "Rome is booked." in last.text
     assert "artifact://evidence/" in last.text, "what its tools gave is stored as what others' gave"
     assert not any(manifest.over_window for manifest in manifests)
-    assert CliRunner().invoke(main, ["verify", "--store", chat.store.url]).exit_code == 0
+    run("verify", store=chat.store)
     chat.replays()
 
 
@@ -322,11 +322,8 @@ def test_a_refusal_is_the_apps_own():
 def test_list_says_off(tmp_path: Any):
     chat = team(moved("travel"), travel=("one",), store=PackStore(tmp_path))
     chat.say("Hello.")
-    shown = CliRunner().invoke(main, ["list", "--store", str(tmp_path)])
-    assert shown.exit_code == 0
-    assert "travel of shop is off (enabled = false)" in shown.stdout
-    values = json.loads(CliRunner().invoke(main, ["list", "--json", "--store", str(tmp_path)]).stdout)
-    assert [value["off"] for value in values] == [["travel"]]
+    assert "travel of shop is off (enabled = false)" in run("list", store=chat.store).stdout
+    assert [value["off"] for value in told("list", store=chat.store)] == [["travel"]]
 
 
 def test_agents_that_are_off_by_default_are_named_together(tmp_path: Any):
@@ -336,5 +333,4 @@ def test_agents_that_are_off_by_default_are_named_together(tmp_path: Any):
     policy = PackPolicy(enabled=False, agents={"lead": {"enabled": True}})
     chat = Chat(agent=chat.agent, policy=policy, store=chat.store)
     chat.say("Hello.")
-    listed = CliRunner().invoke(main, ["list", "--store", str(tmp_path)])
-    assert "every other agent of shop is off" in listed.output
+    assert "every other agent of shop is off" in run("list", store=chat.store).output

@@ -67,35 +67,22 @@ def test_observing_stops_no_run(policy) -> None:
     assert not any(event.actions.escalate for event in asyncio.run(chat.held()).events)
 
 
-def test_a_refused_call_is_not_asked_again() -> None:
-    class Refusing(Scripted):
-        async def generate_content_async(self, llm_request, stream=False):
-            self.sent.append(llm_request)
-            raise ValueError("This model's maximum context length is 1000 tokens, however you requested 9000 tokens")
-            yield
+REFUSAL = "This model's maximum context length is 1000 tokens, however you requested 9000 tokens"
 
-    llm = Refusing(model="gemini-2.5-flash", script=[], sent=[])
+
+def test_a_refused_call_is_not_asked_again() -> None:
     plugin = ContextPackPlugin(policy=SMALL, store=new_store(), observe=True)
-    chat = Chat(plugin=plugin, agent=LlmAgent(name="clerk", model=llm))
+    chat = Chat([ValueError(REFUSAL)], plugin=plugin)
     with pytest.raises(ValueError, match="maximum context"):
         chat.say("word " * 3_000)
-    assert len(llm.sent) == 1
+    assert len(chat.llm.sent) == 1
 
 
 def test_a_refusal_teaches_an_observer_nothing() -> None:
-    class Refusing(Scripted):
-        async def generate_content_async(self, llm_request, stream=False):
-            self.sent.append(llm_request)
-            yield LlmResponse(
-                error_code="400",
-                error_message="This model's maximum context length is 1000 tokens, however you requested 9000 tokens",
-            )
-
-    store = new_store()
-    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=20_000), store=store, observe=True)
-    chat = Chat(plugin=plugin, agent=LlmAgent(name="clerk", model=Refusing(script=[], sent=[])))
+    plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=20_000), store=new_store(), observe=True)
+    chat = Chat([LlmResponse(error_code="400", error_message=REFUSAL) for _ in range(3)], plugin=plugin)
     chat.say(*["word " * 3_000] * 3)
-    assert [manifest.window for manifest in store.manifests()] == [20_000] * 3
+    assert [manifest.window for manifest in chat.manifests()] == [20_000] * 3
 
 
 def test_a_policy_beside_arms_is_that_of_observe_or_refused() -> None:

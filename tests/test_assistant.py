@@ -5,16 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from scripted import Chat, call, look_up
+from terminal import run
 
 from aether_context import PackStore
-from aether_context.lab.cli import main
-from aether_context.lab.cli.assistant import tools
 
 READING = {"list", "inspect", "why", "diff", "usage", "regrets"}
 
@@ -25,12 +25,23 @@ def talk(store: PackStore) -> Chat:
     return chat
 
 
-def test_each_tool_says_what_its_command_prints() -> None:
-    url = talk(PackStore("memory://assistant")).store.url
-    given = tools(url)
+@pytest.fixture
+def given(monkeypatch: pytest.MonkeyPatch) -> dict[str, Callable[..., str]]:
+    """The tools that a stand-in of the SDK is given to serve."""
+    tools = dict[str, Callable[..., str]]()
+    server = SimpleNamespace(add_tool=lambda tool, name, **_: tools.update({name: tool}), run=lambda _: None)
+    monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", SimpleNamespace(MCPServer=lambda *_, **__: server))
+    annotations = SimpleNamespace(model_validate=dict)
+    monkeypatch.setitem(sys.modules, "mcp.types", SimpleNamespace(ToolAnnotations=annotations))
+    return tools
+
+
+def test_each_tool_says_what_its_command_prints(given: dict[str, Callable[..., str]]) -> None:
+    store = talk(PackStore("memory://assistant")).store
+    run("serve", "--mcp", store=store)
     assert given.keys() == READING
-    assert given["why"](text="green crate") == CliRunner().invoke(main, ["why", "green crate", "--store", url]).output
-    assert given["list"](limit=2) == CliRunner().invoke(main, ["list", "--limit", "2", "--store", url]).output
+    assert given["why"](text="green crate") == run("why", "green crate", store=store).output
+    assert given["list"](limit=2) == run("list", "--limit", "2", store=store).output
     for name, arguments in {"inspect": {"call": "2"}, "diff": {}, "usage": {"by": "tool"}, "regrets": {}}.items():
         assert "Error" not in given[name](**arguments)
     assert "no packs" in given["usage"](session="another")
@@ -38,11 +49,9 @@ def test_each_tool_says_what_its_command_prints() -> None:
 
 
 def test_without_the_sdk_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
-    url = talk(PackStore("memory://assistant-less")).store.url
+    store = talk(PackStore("memory://assistant-less")).store
     monkeypatch.setitem(sys.modules, "mcp.server.mcpserver", None)
-    result = CliRunner().invoke(main, ["serve", "--mcp", "--store", url])
-    assert 'pip install "aether-context-adk[mcp]"' in result.output
-    assert result.exit_code == 3
+    assert 'pip install "aether-context-adk[mcp]"' in run("serve", "--mcp", store=store, code=3).output
 
 
 @pytest.mark.slow

@@ -212,18 +212,18 @@ def test_lending_gives_what_nobody_uses_to_who_wants_it():
     assert lent.layers["evidence"].lent == -lent.layers["evidence"].nominal
 
 
-def test_a_step_that_cannot_fit_is_refused_with_every_number():
+@pytest.mark.parametrize(("task", "needed"), [(2_000, 2_800), (1_001, 1_801)])
+def test_a_step_that_cannot_fit_is_refused_with_every_number(task, needed):
     with pytest.raises(StepTooLarge, match="split the step") as caught:
         allocate(
             2_000,
-            measured={"system": 500, "task": 2_000, "tools": 300},
+            measured={"system": 500, "task": task, "tools": 300},
             demand=dict.fromkeys(FLEXIBLE_LAYERS, 0),
             signals=NEUTRAL,
             settings=budget(),
         )
-    assert caught.value.needed == 2_800
-    assert caught.value.budget == 1_800
-    assert "task 2000" in str(caught.value)
+    assert (caught.value.needed, caught.value.budget, caught.value.largest) == (needed, 1_800, "task")
+    assert f"task {task}" in str(caught.value)
 
 
 def known(rng: random.Random) -> Signals:

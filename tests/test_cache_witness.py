@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from dataclasses import replace
 from itertools import pairwise, takewhile
 from typing import Any
@@ -11,19 +10,17 @@ from unittest.mock import patch
 
 import pytest
 from browsing import Browser
-from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.platform import time as adk_time
 from google.genai import types
 from scripted import Chat, Scripted, look_up, send_mail
+from terminal import run, told
 from traces import Traces
 
 from aether_context import PackPolicy
 from aether_context.adk import learning
-from aether_context.lab.cli import main
-from aether_context.lab.reading.cache import CacheWitness
 
 PRICES = (0.3, 0.03, 2.5)
 """Of gemini-2.5-flash: US dollars for a million tokens of input, of cached input, and of output."""
@@ -104,12 +101,10 @@ class Planted:
     def run(self) -> dict[int, str]:
         """Who broke the cache, by the numbers of calls."""
         asyncio.run(self._talk())
-        witness = CacheWitness()
-        calls = [(one, one.usage(self.chat.store.outcome(one))) for one in self.chat.manifests()]
-        self.losses = {manifest.number: witness.add(manifest, call) for manifest, call in calls}
-        self.witness = witness
-        assert len(self.losses) == 16
-        return {number: loss.breaker for number, loss in self.losses.items() if loss is not None}
+        listed = told("list", store=self.chat.store)
+        assert len(listed) == 16
+        self.losses = {one["number"]: one["cache_loss"] for one in listed if one["cache_loss"]}
+        return {number: loss["breaker"] for number, loss in self.losses.items()}
 
 
 PLANTED = [(5, "instruction"), (9, "tools"), (13, "callback")]
@@ -142,7 +137,7 @@ def test_a_cut_is_called_a_cut(clock: list[float], tools: list[Any]) -> None:
 def test_losses_and_what_was_served_add_up_to_the_bill(clock: list[float]) -> None:
     planted = Planted(clock, *PLANTED, (15, "time"))
     planted.run()
-    lost = sum(float(loss.cost_usd) for loss in planted.losses.values() if loss)
+    lost = sum(loss["cost_usd"] for loss in planted.losses.values())
     calls = [one.usage(planted.chat.store.outcome(one)) for one in planted.chat.manifests()]
     ideal = [
         replace(call, cached_tokens=min(call.input_tokens, before.input_tokens)).priced("gemini-2.5-flash", 0)
@@ -156,19 +151,16 @@ def test_losses_and_what_was_served_add_up_to_the_bill(clock: list[float]) -> No
 def test_usage_list_and_viewer_show_them(clock: list[float]) -> None:
     planted = Planted(clock, *PLANTED)
     planted.run()
-    store = planted.chat.store
-    told = [CliRunner().invoke(main, [name, "--json", "--store", store.url]).stdout for name in ("usage", "list")]
-    sums, listed = json.loads(told[0])["cache_losses"], json.loads(told[1])
+    store, marks = planted.chat.store, planted.losses
+    sums = told("usage", store=store)["cache_losses"]
     assert {name: one["calls"] for name, one in sums.items()} == {"instruction": 1, "tools": 1, "callback": 1}
-    marks = {one["number"]: one["cache_loss"] for one in listed if one["cache_loss"]}
-    assert {number: mark["breaker"] for number, mark in marks.items()} == dict(PLANTED)
     assert sum(mark["tokens"] for mark in marks.values()) == sum(one["tokens"] for one in sums.values())
     page = Browser(store).open("/session?app=shop&user=ann&session=s1").text
-    lines = CliRunner().invoke(main, ["list", "--store", store.url]).stdout
+    lines = run("list", store=store).stdout
     for mark in marks.values():
         assert f"{mark['tokens']:,} to {mark['breaker']}" in lines
         assert f"cache lost {mark['tokens']:,} to {mark['breaker']}" in page
-    assert "cache lost to" in CliRunner().invoke(main, ["usage", "--store", store.url]).stdout
+    assert "cache lost to" in run("usage", store=store).stdout
 
 
 def test_the_span_of_the_model_call_has_the_loss(clock: list[float], traces: Traces) -> None:
@@ -176,7 +168,7 @@ def test_the_span_of_the_model_call_has_the_loss(clock: list[float], traces: Tra
     planted.run()
     attributes = [dict(span.attributes) for span in traces.all if "aether_context.cache.lost_to" in span.attributes]
     assert [one["aether_context.cache.lost_to"] for one in attributes] == ["instruction"]
-    assert attributes[0]["aether_context.cache.lost_tokens"] == pytest.approx(planted.losses[5].tokens, abs=1)
+    assert attributes[0]["aether_context.cache.lost_tokens"] == pytest.approx(planted.losses[5]["tokens"], abs=1)
 
 
 def test_several_answers_of_one_call_lose_nothing_to_each_other(traces: Traces) -> None:

@@ -10,18 +10,16 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from failing import FailingFileSystem
 from packs import paths_of, recording, rewrite
 from scripted import Chat
+from terminal import run, told
 from upkeep import by_kind, delete_older, forget
 from wording import MANIFEST
 
 from aether_context import Manifest, PackPolicy, PackStore, verify
 from aether_context.canonical import canonical_json, hash_bytes, short
 from aether_context.errors import ManifestError
-from aether_context.lab.cli import main
-from aether_context.lab.cli.packs import find
 from aether_context.store.files import File, Files
 
 CALLS = 170
@@ -64,9 +62,7 @@ def blocks(store: PackStore) -> list[File]:
 
 def answers(store: PackStore) -> list[object]:
     """All that commands say of a store's calls."""
-    runs = [
-        CliRunner().invoke(main, [*words.split(), "--store", store.url]) for words in ("list --json", "usage --json")
-    ]
+    runs = [run(*words.split(), store=store, code=None) for words in ("list --json", "usage --json")]
     return [*((run.exit_code, run.output) for run in runs), list(store.manifests())]
 
 
@@ -108,22 +104,23 @@ def test_few_folders_are_listed_for_the_newest_calls(store: PackStore) -> None:
     assert len(through.listed(newest=1)) == 1
 
 
-def test_a_call_is_found_by_its_number_with_few_reads(store: PackStore) -> None:
-    fill(store)
-    through, reads = counted(store)
-    assert through.read(find(through, "7", "s1")).number == 7
-    assert reads["manifest.json"] <= 4
+def test_a_call_is_found_by_its_number_with_few_reads() -> None:
+    fill(store := PackStore("failing://numbers"))
+    calls = FailingFileSystem.calls
+    assert told("inspect", "7", "--session", "s1", store=store)["number"] == 7
+    assert FailingFileSystem.calls - calls <= 16
     for number in range(1, 4):  # the session begins anew, under the same name
         name = f"pack_20270101T00000{number}.000000Z_{number:08x}"
         store.write(recording().changed(pack_id=name, session="s1", number=number, words="anew"))
-    assert [store.read(find(store, number, "s1")).words == "anew" for number in "237"] == [True, True, False]
+    found = [told("inspect", number, "--session", "s1", store=store) for number in "237"]
+    assert [manifest["words"] == "anew" for manifest in found] == [True, True, False]
 
 
 def test_inspect_reads_one_chain() -> None:
     url = "failing://reads"
     Chat(store=PackStore(url)).say("hi", "ho", *(f"message {number}" for number in range(6)))
     calls = FailingFileSystem.calls
-    assert CliRunner().invoke(main, ["inspect", "--store", url]).exit_code == 0
+    run("inspect", "--store", url)
     assert FailingFileSystem.calls - calls <= 20
 
 

@@ -8,12 +8,12 @@ import re
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
+from click.testing import Result
 from recorded_sessions import SMALL, record
 from scripted import Chat, call, look_up, new_store, was_cut
+from terminal import run
 
 from aether_context import PackPolicy, PackStore
-from aether_context.lab.cli import main
 from aether_context.lab.tuning.simulation import Played, cost_of
 from aether_context.lab.tuning.verdict import checked, compare
 from aether_context.packing import payload
@@ -22,7 +22,7 @@ WIDE = PackPolicy(max_input_tokens=20_000)
 
 
 def check(store: PackStore, *arguments: str) -> Result:
-    return CliRunner().invoke(main, ["check", store.url, "--jobs", "1", *arguments], catch_exceptions=False)
+    return run("check", store.url, "--jobs", "1", *arguments, code=None)
 
 
 @pytest.fixture(scope="module")

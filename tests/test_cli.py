@@ -17,13 +17,12 @@ from typing import Any
 
 import packs
 import pytest
-from click.testing import CliRunner, Result
 from failing import FailingFileSystem
 from scripted import Chat, call, look_up
+from terminal import run, told
 
 from aether_context import Manifest, PackPolicy, PackStore
 from aether_context.lab.cli import main
-from aether_context.lab.cli.doctor import EXTRAS
 from aether_context.lab.reading import view_under
 from aether_context.policy import PRESETS
 from aether_context.store.replay import Replayer
@@ -47,14 +46,6 @@ def failing() -> Iterator[type[FailingFileSystem]]:
     FailingFileSystem.end()
 
 
-def run(*arguments: str, store: PackStore | None = None, code: int = 0) -> Result:
-    """Runs a command and checks its exit code."""
-    url = ["--store", store.url] if store is not None else []
-    result = CliRunner().invoke(main, [*arguments, *url])
-    assert result.exit_code == code, result.output
-    return result
-
-
 def change(store: PackStore, manifest: Manifest, before: bytes, after: bytes) -> None:
     """Replaces bytes in a stored manifest."""
     packs.rewrite(store, manifest, lambda line: line.replace(before, after))
@@ -63,9 +54,9 @@ def change(store: PackStore, manifest: Manifest, before: bytes, after: bytes) ->
 @pytest.mark.parametrize("command", ["list", "usage", "verify", "exam", "compare", "inspect"])
 def test_a_session_that_is_not_there_is_told_alike(command: str, store: PackStore) -> None:
     packs.talk(store)
-    told = run(command, "--session", "nobody", store=store, code=3)
-    assert told.stderr.startswith("Error: no ")
-    assert not told.stdout
+    refused = run(command, "--session", "nobody", store=store, code=3)
+    assert refused.stderr.startswith("Error: no ")
+    assert not refused.stdout
 
 
 @pytest.mark.parametrize("command", ["inspect", "replay", "verify", "list"])
@@ -199,7 +190,7 @@ def test_replay_with_another_policy_shows_what_it_would_send(store: PackStore, t
     assert left[1] == "memory"
     assert any(word.startswith("beyond_k") for word in left)
     assert "entered" not in output
-    value = json.loads(run(*arguments, "--json", store=store).stdout)
+    value = told(*arguments, store=store)
     assert (value["before"]["window"], value["after"]["window"]) == (16_000, 4_000)
     assert [one["change"] for one in value["candidates"] if one["layer"] == "memory"] == ["left"]
     (memory,) = [layer for layer in value["layers"] if layer["layer"] == "memory"]
@@ -325,14 +316,11 @@ def test_a_broken_manifest_is_named_with_its_file(way: str, tmp_path: Path) -> N
         "replay p --policy none.toml", "diff p p p p",
     ],
 )  # fmt: skip
-def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path) -> None:
+def test_wrong_options_are_wrong_usage(command: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = PackStore(tmp_path / "packs")
     packs.chain(store, 1)
-    result = CliRunner().invoke(
-        main, command.replace(" p ", " pack_ ").split(), env={"AETHER_CONTEXT_STORE": store.url}
-    )
-    assert result.exit_code == 2, result.output
-    assert "Error: " in result.stderr
+    monkeypatch.setenv("AETHER_CONTEXT_STORE", store.url)
+    assert "Error: " in run(*command.replace(" p ", " pack_ ").split(), code=2).stderr
 
 
 # diff
@@ -392,15 +380,15 @@ def test_a_store_is_named_by_option_place_or_environment(
     chat = Chat(store=PackStore(tmp_path / "packs"))
     chat.say("question one", "question two", "question three")
     words, url = command.split(), chat.store.url
-    told = [CliRunner().invoke(main, way) for way in ([*words, "--store", url], [*words, url])]
+    ways = [run(*way, code=None) for way in ([*words, "--store", url], [*words, url])]
     monkeypatch.setenv("AETHER_CONTEXT_STORE", url)
-    told.append(CliRunner().invoke(main, words))
-    assert len({(one.exit_code, one.output) for one in told}) == 1, [one.output for one in told]
+    ways.append(run(*words, code=None))
+    assert len({(one.exit_code, one.output) for one in ways}) == 1, [one.output for one in ways]
     expected = {"serve": 2, "diff": 1, "tune": 3}.get(words[0], 0)
-    assert told[0].exit_code == expected, told[0].output
+    assert ways[0].exit_code == expected, ways[0].output
     if words[0] not in ("serve", "tune"):
         assert "there is no such store" in run(*words, "memory://elsewhere", code=3).stderr, "before the environment"
-        assert CliRunner().invoke(main, [*words, url, "--store", url]).exit_code in (2, 3), "twice is once too many"
+        assert run(*words, url, "--store", url, code=None).exit_code in (2, 3), "twice is once too many"
 
 
 # names that would forge output
@@ -425,7 +413,7 @@ def test_names_cannot_forge_output(store: PackStore) -> None:
         assert "\x1b" not in output
         assert "\u202e" not in output
     assert r"[red]x[/red]\nFORGED  \x1b[31m\u202e" in run("inspect", store=store).stdout
-    assert all(json.loads(run(*command, "--json", store=store).stdout) for command in (["list"], ["inspect"]))
+    assert all(told(*command, store=store) for command in (["list"], ["inspect"]))
 
 
 # schema, demo, usage
@@ -456,13 +444,15 @@ def test_the_doctor_finds_nothing_wrong_where_all_works(store: PackStore) -> Non
     (manifest,) = chat.manifests()
     for words in ("google-adk", "python 3", store.url, manifest.pack_id, manifest.counter, manifest.embedder):
         assert any(words in line for line in lines), words
-    found = json.loads(run("doctor", "--json", store=store).stdout)
+    found = told("doctor", store=store)
     assert (found["packs"], found["problems"]) == ("1", [])
 
 
-def test_the_doctor_knows_every_extra_for_users() -> None:
+def test_the_doctor_knows_every_extra_for_users(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs.talk(store, 1)
     extras = tomllib.loads((ROOT / "pyproject.toml").read_text("utf-8"))["project"]["optional-dependencies"]
-    assert sorted(EXTRAS) == sorted(extras.keys() - {"test", "dev"})
+    monkeypatch.setattr("aether_context.lab.cli.doctor.find_spec", lambda module: module)
+    assert sorted(told("doctor", store=store)["extras"]) == sorted(extras.keys() - {"test", "dev"})
 
 
 def test_the_doctor_names_what_recent_packs_could_not_do(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections.abc import Mapping, Sequence
@@ -10,22 +9,17 @@ from typing import Any
 
 import fsspec
 import pytest
-from click.testing import CliRunner, Result
 from fsspec.implementations.memory import MemoryFileSystem
 from packs import recording
 from recorded_sessions import edit, read_file
 from scripted import Chat, call, new_store
+from terminal import run, told
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.cli import main
 from aether_context.lab.exam import hold_exam
 
 SEEDS = range(4)
-
-
-def run(store: PackStore, *options: str) -> Result:
-    return CliRunner().invoke(main, ["compare", store.url, *options], catch_exceptions=False)
 
 
 def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, Any]]:
@@ -34,7 +28,7 @@ def compared(arms: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[dict[str, 
     for arm, outcomes in arms.items():
         for number, outcome in enumerate(outcomes):
             store.write(template.changed(session=f"{arm}{number}", arm=arm), {"output_tokens": 0, **outcome})
-    contrasts: list[dict[str, Any]] = json.loads(run(store, "--json").stdout)["contrasts"]
+    contrasts: list[dict[str, Any]] = told("compare", store=store, code=None)["contrasts"]
     return contrasts
 
 
@@ -103,13 +97,13 @@ def test_the_arms_of_recorded_sessions_are_told_apart() -> None:
         plugin = ContextPackPlugin(store=store, arms={"chat": 0.5, "observe": 0.5}, on_error="raise")
         script = [call("read_file", name=f"src/file_{number}.py"), "It holds values.", "Yes."]
         Chat(plugin=plugin, tools=[read_file, edit], script=script, session=f"s{number}").say("Read it.", "Sure?")
-    arms = json.loads(run(store, "--json").stdout)["arms"]
+    arms = told("compare", store=store, code=None)["arms"]
     assert set(arms) == {"chat", "observe"}
     assert sum(arm["sessions"] for arm in arms.values()) == 8
     assert not arms["observe"]["answered"]["sessions"], "its packs were never sent"
-    first = run(store).stdout
+    first = run("compare", store=store, code=None).stdout
     assert re.fullmatch(r"no difference seen yet: sessions of \w+: \d, \w+: \d(, about \d+ more are needed)?\n", first)
-    assert run(store, "--all").stdout.startswith(first)
+    assert run("compare", "--all", store=store, code=None).stdout.startswith(first)
 
 
 def test_an_observed_session_is_judged_by_what_was_sent_and_one_of_hashes_by_the_rest() -> None:
@@ -121,7 +115,7 @@ def test_an_observed_session_is_judged_by_what_was_sent_and_one_of_hashes_by_the
         packed = ContextPackPlugin(store=store, arms={"chat": 1.0})
         packed._arms.packers["chat"].policy = policies["hashes"]
         Chat(plugin=packed, script=["Fine."], session=f"c{number}").say("Hello.")
-    arms = json.loads(run(store, "--json").stdout)["arms"]
+    arms = told("compare", store=store, code=None)["arms"]
     assert {name: arm["sessions"] for name, arm in arms.items()} == {"chat": 4, "observe": 4}
     assert arms["observe"]["overflows"]["mean"] == 100
     assert arms["chat"]["cost"]["sessions"] == 4
@@ -149,6 +143,4 @@ def test_options_of_a_store_reach_its_sessions() -> None:
 def test_a_store_without_arms_says_so() -> None:
     store = new_store()
     Chat(store=store, script=["one"]).say("Hello.")
-    found = run(store)
-    assert found.exit_code == 3
-    assert "has an arm" in found.output
+    assert "has an arm" in run("compare", store=store, code=3).output

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Sequence
 from copy import copy
@@ -11,15 +10,14 @@ from typing import Any
 
 import pytest
 from browsing import Browser, Page
-from click.testing import CliRunner
 from scripted import Chat, big_file, call, look_up, new_store
+from terminal import run, told
 from unplugged import Reached, Witness
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
 from aether_context.canonical import hash_text
 from aether_context.evidence import evidence_uri
-from aether_context.lab.cli import main
 from aether_context.lab.reading import Comparison, Reading
 
 QUESTIONS = [f"question {at}" for at in range(8)]
@@ -105,14 +103,14 @@ def test_what_read_a_result_back_is_left_out_without_packs(window: int) -> None:
 
 def test_usage_shows_both_sides() -> None:
     packed, plain = both(*QUESTIONS, policy=POLICIES["cuts"])
-    result = CliRunner().invoke(main, ["usage", "--store", packed.store.url])
-    rows = {line[:35].strip(): line[35:].split() for line in result.stdout.splitlines()}
+    shown = run("usage", store=packed.store).stdout
+    rows = {line[:35].strip(): line[35:].split() for line in shown.splitlines()}
     sent = sum(one.request_tokens for one in packed.manifests())
     whole = sum(one.tokens for one in plain)
     assert rows["input tokens"] == [f"{sent:,}", f"{whole:,}"]
     over = sum(one.tokens > 2_000 for one in plain)
     assert rows["larger than the window"] == ["0", "calls", f"{over:,}", "calls"]
-    value = json.loads(CliRunner().invoke(main, ["usage", "--json", "--store", packed.store.url]).stdout)["comparison"]
+    value = told("usage", store=packed.store)["comparison"]
     summed = Comparison((one, one.usage({})) for one in packed.manifests()).packed.totals
     assert value["unpacked"]["tokens"] == whole
     assert value["unpacked"]["largest"] == max(one.tokens for one in plain)
@@ -137,9 +135,8 @@ def bill(chat: Chat) -> float:
 
 def figures(chat: Chat) -> tuple[dict[str, Any], list[dict[str, Any]], Page]:
     """What `usage` and `list` say, and the page of the session."""
-    told = [CliRunner().invoke(main, [name, "--json", "--store", chat.store.url]).stdout for name in ("usage", "list")]
     page = Browser(chat.store).open("/session?app=shop&user=ann&session=s1")
-    return json.loads(told[0]), json.loads(told[1]), page
+    return told("usage", store=chat.store), told("list", store=chat.store), page
 
 
 def test_usage_list_and_viewer_add_up_to_the_bill() -> None:
@@ -148,8 +145,8 @@ def test_usage_list_and_viewer_add_up_to_the_bill() -> None:
     usage, listed, page = figures(chat)
     row_costs = re.findall(r'<td class="r">\$([\d.]+)</td>', page.html)
     shown = float(re.search(r"<dt>cost</dt><dd>\$([\d.]+)</dd>", page.html)[1])
-    told = [usage["all"]["cost_usd"], usage["comparison"]["packed"]["cost_usd"], sum(map(float, row_costs)), shown]
-    assert [*told, sum(one["cost_usd"] for one in listed)] == pytest.approx([bill(chat)] * 5, rel=0.01)
+    costs = [usage["all"]["cost_usd"], usage["comparison"]["packed"]["cost_usd"], sum(map(float, row_costs)), shown]
+    assert [*costs, sum(one["cost_usd"] for one in listed)] == pytest.approx([bill(chat)] * 5, rel=0.01)
     assert not any(one["cost_estimated"] for one in (usage["all"], *listed))
     without = usage["comparison"]["unpacked"]
     assert without["cost_estimated"]
@@ -157,7 +154,7 @@ def test_usage_list_and_viewer_add_up_to_the_bill() -> None:
     assert f"Saved: {saved}," in page.text
     assert f"tokens for ${without['cost_usd']:,.4f} estimated" in page.text
     assert page.html.count("estimated") == 1, "what was paid is no estimate"
-    lines = CliRunner().invoke(main, ["usage", "--store", chat.store.url]).stdout
+    lines = run("usage", store=chat.store).stdout
     assert f"saved: {saved}, " in lines
 
 
@@ -191,8 +188,7 @@ def test_people_read_expected_tokens_and_json_has_the_counted_ones() -> None:
     last = chat.latest()
     assert last.request_tokens != last.counted_tokens
     for command in ("list", f"inspect {last.number}"):
-        words = [*command.split(), "--store", chat.store.url]
-        text = CliRunner().invoke(main, words).stdout
+        text = run(*command.split(), store=chat.store).stdout
         assert f"{last.request_tokens:,}" in text
         assert f"{last.counted_tokens:,}" not in text
-        assert str(last.counted_tokens) in CliRunner().invoke(main, [*words, "--json"]).stdout
+        assert str(last.counted_tokens) in run(*command.split(), "--json", store=chat.store).stdout

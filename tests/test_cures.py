@@ -9,17 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from keeping import CURE, NOTHING_RETURNS, changed
 from plans import words
 from scripted import Chat, call, was_cut
 from teams import agent
+from terminal import run
 from told_teams import POLICIES, ToldTeam
 
 from aether_context import PackPolicy, PackStore, why
-from aether_context.lab.cli import main
 from aether_context.lab.reading import cures
-from aether_context.lab.reading.cures import Cures
 
 LOST = "the green crate is QX-4471"
 TIGHT = PackPolicy(max_input_tokens=1_500, **NOTHING_RETURNS)
@@ -31,10 +29,6 @@ def talk(policy: PackPolicy = TIGHT, turns: int = 5, store: PackStore | None = N
     chat = Chat(policy=policy, script=script, **({"store": store} if store else {}), **settings)
     chat.say(f"Know that {LOST}.", *(f"Turn {turn}: {words(60, f't{turn}w')}" for turn in range(1, turns)))
     return chat
-
-
-def run(*arguments: str) -> str:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False).output
 
 
 def plain(text: str) -> str:
@@ -49,7 +43,7 @@ def reads(chat: Chat, text: str) -> list[bool]:
 def test_the_cheapest_setting_that_keeps_the_words_is_named_and_keeps_them(tmp_path: Path) -> None:
     chat = talk(store=PackStore(str(tmp_path)))
     assert not reads(chat, LOST)[-1]
-    sentence, cure, *_ = run("why", LOST, "--store", str(tmp_path)).splitlines()
+    sentence, cure, *_ = run("why", LOST, store=chat.store).output.splitlines()
     assert sentence.startswith("At call 5 clerk did not read it: cut before call ")
     name, value = CURE.fullmatch(cure).groups()  # type: ignore[union-attr]
     assert reads(talk(changed(TIGHT, name, value)), LOST)[-1]
@@ -57,7 +51,8 @@ def test_the_cheapest_setting_that_keeps_the_words_is_named_and_keeps_them(tmp_p
 
 def test_where_no_setting_keeps_the_words_it_says_so(monkeypatch: pytest.MonkeyPatch) -> None:
     chat = talk()
-    monkeypatch.setattr(Cures, "_values", lambda self, tools: {"retrieval.floor": (0.0,), "knowledge.notes": (LOST,)})
+    values = {"retrieval.floor": (0.0,), "knowledge.notes": (LOST,)}
+    monkeypatch.setattr(cures.Cures, "_values", lambda self, tools: values)
     (verdict,) = why(chat.store, LOST, most_packs=10_000).verdicts
     assert verdict.cure == "none of 2 settings that were tried keeps it"
 
@@ -69,7 +64,7 @@ def test_a_recording_is_read_once_for_all_agents_that_lost_the_words(monkeypatch
     chat = Chat(agent=lead, policy=TIGHT)
     chat.say(f"Know that {LOST}.", *(f"Turn {turn}: {words(60, f't{turn}w')}" for turn in range(1, 8)))
     readings = list[object]()
-    monkeypatch.setattr(Cures, "_values", lambda self, tools: {})
+    monkeypatch.setattr(cures.Cures, "_values", lambda self, tools: {})
     monkeypatch.setattr(cures, "stored_texts", lambda folder: readings.append(folder) or {})
     verdicts = why(chat.store, LOST, most_packs=10_000).verdicts
     assert [verdict.cure for verdict in verdicts] == ["no setting was tried: each takes 9 packs"] * 2
@@ -79,11 +74,11 @@ def test_a_recording_is_read_once_for_all_agents_that_lost_the_words(monkeypatch
 def test_a_replay_behind_a_cut_says_where_that_was_and_what_to_type(tmp_path: Path) -> None:
     chat = talk(store=PackStore(str(tmp_path)))
     cut = next(manifest.number for manifest in chat.manifests() if was_cut(manifest))
-    output = run("replay", "5", "--policy", "research", "--store", str(tmp_path))
+    output = run("replay", "5", "--policy", "research", store=chat.store).output
     assert f"the cut before call {cut} stays made here" in output
     (command,) = re.findall(r"`aether-context (.*?)`", " ".join(output.split()))
     assert command.startswith(f"replay {cut} --policy research --session s1")
-    assert "stays made here" not in run(*command.split())
+    assert "stays made here" not in run(*command.split()).output
 
 
 # The same of teams.
@@ -93,7 +88,7 @@ def test_a_replay_behind_a_cut_says_where_that_was_and_what_to_type(tmp_path: Pa
 def test_teams_are_played_as_they_are_recorded() -> None:
     for seed in (1, 5):
         store = ToldTeam(seed).play().store
-        output = run("check", store.url, "--policy", "chat", "--jobs", "1", "--all")
+        output = run("check", store.url, "--policy", "chat", "--jobs", "1", "--all", code=None).output
         calls = len(list(store.manifests()))
         assert seed == 5 or f"{calls} of {calls} requests are built again byte for byte" in output
 

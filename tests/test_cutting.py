@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import json
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -19,8 +18,6 @@ from wording import SUMMARY_TITLE
 
 from aether_context import PackPolicy, packing
 from aether_context.conversation import Budget, Conversation
-from aether_context.conversation.content_json import part_of
-from aether_context.conversation.extracts import shorten_part
 from aether_context.pack import Content, ContentForm, Host, Identity, PackInput, Request, Step
 from aether_context.packing import build_pack
 from aether_context.policy import ConversationSettings
@@ -361,11 +358,16 @@ def test_a_result_that_is_read_again_is_sent_whole_where_it_fits() -> None:
 
 def test_a_result_of_many_numbers_keeps_its_address_however_short_it_gets() -> None:
     address = "artifact://evidence/0123456789abcdef.json"
-    response = {"artifact": f"{address} (900 lines)", "rows": list(range(10_000, 10_900))}
-    part = part_of({"function_response": {"id": "c1", "name": "look_up", "response": response}})
-    shortened = shorten_part(part, 120, counter=TALLY)
-    assert TALLY.count(shortened.text) <= 120
-    assert json.loads(shortened.text)["artifact"] == address
+
+    def measure() -> dict[str, Any]:
+        """Measures."""
+        return {"artifact": f"{address} (900 lines)", "rows": list(range(10_000, 10_900))}
+
+    chat = Chat([call("measure"), "ok"], tools=[measure], policy=small(300, offload={"mode": "off"}, on_invalid="warn"))
+    chat.say("Measure.")
+    (answer,) = chat.sent[-1].answers()
+    assert len(str(answer)) < 200
+    assert answer["artifact"] == address
 
 
 def nested(depth: int) -> Any:

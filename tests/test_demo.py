@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 from browsing import Browser
-from click.testing import CliRunner
 from google.adk.models.registry import LLMRegistry
 from scripted import Scripted, call
+from terminal import run
 
 from aether_context import Manifest, PackStore
-from aether_context.lab.cli import main
 from aether_context.pack import Row
 
 WINDOW = 16_000
@@ -30,7 +29,7 @@ class Ran:
 
 
 def ran(folder: Path, window: int) -> Ran:
-    result = CliRunner().invoke(main, ["demo", "--store", str(folder), "--window", str(window)])
+    result = run("demo", "--store", folder, "--window", window, code=None)
     store = PackStore(folder)
     return Ran(code=result.exit_code, output=result.stdout, store=store, manifests=tuple(store.manifests()))
 
@@ -72,7 +71,7 @@ def test_the_page_ends_with_commands_that_run(demo: Ran, command: str) -> None:
     example = next(one for one in demo.manifests if one.truncation_events)
     words = [*command.format(example.number).split(), "--store", demo.store.url]
     assert f"aether-context {' '.join(words)}" in demo.output
-    assert CliRunner().invoke(main, words).exit_code == 0
+    run(*words)
 
 
 def test_the_readme_tells_what_the_demo_shows(demo: Ran) -> None:
@@ -111,9 +110,9 @@ def test_the_demo_compares_itself_with_no_plugin(demo: Ran) -> None:
 
 
 def test_usage_says_what_the_demo_said(demo: Ran) -> None:
-    told = CliRunner().invoke(main, ["usage", "--store", demo.store.url]).stdout
-    assert f"{compared(demo.output)['cost'][0]}\n" in told, "in the row of all"
-    assert compared(told)["input tokens"] == compared(demo.output)["input tokens"]
+    usage = run("usage", store=demo.store).stdout
+    assert f"{compared(demo.output)['cost'][0]}\n" in usage, "in the row of all"
+    assert compared(usage)["input tokens"] == compared(demo.output)["input tokens"]
 
 
 def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_path: Path) -> None:
@@ -124,22 +123,16 @@ def test_requests_larger_than_the_window_fail_wherever_packs_are_verified(tmp_pa
     assert f"{fault}\n" in demo.output
     assert "choose a larger --window" in demo.output
     for words in (["verify"], ["verify", large.pack_id], ["verify", "--replay", large.pack_id]):
-        result = CliRunner().invoke(main, [*words, "--store", str(tmp_path)])
-        assert result.exit_code == 1
-        assert f"failed  {fault}\n" in result.output
-    result = CliRunner().invoke(main, ["replay", large.pack_id, "--store", str(tmp_path)])
-    assert result.exit_code == 0
+        assert f"failed  {fault}\n" in run(*words, store=demo.store, code=1).output
+    run("replay", large.pack_id, store=demo.store)
     assert "over the window" in Browser(demo.store).open("/").text
 
 
 def test_a_live_model_without_a_key_says_what_is_missing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("GOOGLE_API_KEY", raising=False)
-    result = CliRunner().invoke(main, ["demo", "--model", "gemini-flash-latest", "--store", str(tmp_path)])
-    assert result.exit_code == 2
-    assert "GOOGLE_API_KEY" in result.stdout
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
-    other = CliRunner().invoke(main, ["demo", "--model", "openai/gpt-4o", "--store", str(tmp_path)])
-    assert "OPENAI_API_KEY" in other.stdout
+    for model, key in {"gemini-flash-latest": "GOOGLE_API_KEY", "openai/gpt-4o": "OPENAI_API_KEY"}.items():
+        assert key in run("demo", "--model", model, "--store", tmp_path, code=2).stdout
     assert not list(tmp_path.iterdir())
 
 
@@ -169,7 +162,7 @@ class Reading(Scripted):
 def test_the_tools_read_nothing_outside_their_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     LLMRegistry.register(Reading)
     monkeypatch.setenv("GOOGLE_API_KEY", "none")
-    CliRunner().invoke(main, ["demo", "--model", "stand-in", "--store", str(tmp_path), "--window", "100000"])
+    run("demo", "--model", "stand-in", "--store", tmp_path, "--window", 100_000, code=None)
     *refused, found, read = [answer["result"] for answer in Reading.seen[0].answers()]
     assert len(refused) == len(OUTSIDE)
     assert all(text.startswith("There is no file") for text in refused)

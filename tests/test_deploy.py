@@ -7,11 +7,9 @@ import tomllib
 from pathlib import Path
 
 import yaml
-from click.testing import CliRunner
 from google.adk.cli.cli_tools_click import cli_api_server
+from terminal import run
 from wording import SPOOL_FOLDER
-
-from aether_context.lab.cli import main
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "deploy.md").read_text(encoding="utf-8")
@@ -56,6 +54,6 @@ def test_instances_have_what_they_write_to_and_the_variables_of_the_page() -> No
 def test_the_job_runs_a_command_that_there_is() -> None:
     (command,) = (text.split() for text in fences("shell") if " forget " in text)
     assert command[0] == "aether-context"
-    assert CliRunner().invoke(main, [*command[1:], "--help"]).exit_code == 0
+    run(*command[1:], "--help")
     user = re.search(r"^USER (\d+)$", DOCKERFILE, re.MULTILINE)[1]
     assert f"user, group and `fsGroup` {user}" in PAGE

@@ -15,7 +15,6 @@ from aether_context.canonical import canonical_json
 from aether_context.errors import PolicyError
 from aether_context.evidence import EvidenceRecord, offload, register_extractor, superseded
 from aether_context.evidence.passages import Searcher
-from aether_context.evidence.show import kind_of, show
 from aether_context.policy import OffloadSettings
 from aether_context.text.decoding import decoded, read_json
 from aether_context.text.json_lines import outlined, rendered
@@ -32,7 +31,7 @@ JSON_VALUES = st.recursive(
 
 
 def extract_of(text, query="", tokens=300):
-    return show(text, extract_tokens=tokens, whole_tokens=tokens, data_tokens=tokens, counter=COUNTER, query=query)[0]
+    return shorten(lines_view(text), tokens, counter=COUNTER, query=query, names=True)
 
 
 def log(count, width=60):
@@ -160,12 +159,17 @@ def test_records_are_counted_rather_than_lines():
 
 def test_data_is_described_not_quoted():
     data = base64.b64encode(random.Random(1).randbytes(30_000)).decode()
-    for text in (data, f"data:image/png;base64,{data}", "\0\ufffd" * 5_000):
-        shown = extract_of(text)
-        assert kind_of(text) == "data"
-        assert len(shown.text) < 100
-    assert "image/png" in extract_of(f"data:image/png;base64,{data}").text
-    assert kind_of("the quick brown fox jumps over the lazy dog " * 40) != "data"
+    prose = "the quick brown fox jumps over the lazy dog " * 900
+    for text, kind in (
+        (data, "application/octet-stream"),
+        (f"data:image/png;base64,{data}", "image/png"),
+        ("\0\ufffd" * 5_000, "application/octet-stream"),
+        (prose, "text/plain"),
+    ):
+        stored = offload({"result": text}, "read", OffloadSettings(), counter=COUNTER)
+        shown = json.dumps(stored.response)
+        assert stored.record.media_type == kind
+        assert kind == "text/plain" or (kind in shown and len(shown) < 400), shown
 
 
 @given(JSON_VALUES, st.data())

@@ -9,15 +9,14 @@ from collections import Counter
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from google.adk.plugins.base_plugin import BasePlugin
 from google.adk.tools.tool_context import ToolContext
 from recorded_sessions import record, script_of, session_of
 from scripted import Chat, call, new_store
+from terminal import run, told
 from wording import HISTORY
 
 from aether_context import PackPolicy
-from aether_context.lab.cli import main
 from aether_context.lab.exam import Exam, Question, hold_exam, questions
 from aether_context.pack import Content, Part
 
@@ -74,14 +73,14 @@ def test_a_question_is_about_what_a_result_had_said_first() -> None:
 
 def test_a_question_is_about_what_a_person_had_said_first() -> None:
     filler = (TALK[7], TALK[8])
-    told = content("user", ("text", "My locker is LK-88-T, behind the stairs.", ""))
+    locker = content("user", ("text", "My locker is LK-88-T, behind the stairs.", ""))
     answer = content("model", ("text", "It is LK-88-T. Ask for form QF-20.", ""))
-    found = asked((told, *filler, answer))
+    found = asked((locker, *filler, answer))
     assert {need: (item.kind, item.place, item.source) for need, item in found.items()} == {
         "LK-88-T": ("text", 0, "people")
     }
     assert found["LK-88-T"].is_answered("- locker: LK-88-T")
-    assert "QF-20" not in asked((told, answer, *filler, answer)), "the model's own words tell nobody's need"
+    assert "QF-20" not in asked((locker, answer, *filler, answer)), "the model's own words tell nobody's need"
 
 
 def test_an_answer_stands_beside_a_word_of_its_line() -> None:
@@ -264,25 +263,21 @@ def test_a_rewritten_history_is_examined(rewrite: str) -> None:
 def test_the_command_says_what_the_exam_says(examined: tuple[Chat, Exam]) -> None:
     chat, exam = examined
 
-    def run(*arguments: str) -> Any:
-        return CliRunner().invoke(main, ["exam", chat.store.url, *arguments], catch_exceptions=False)
-
-    report = json.loads(run("--json").stdout)
+    report = told("exam", store=chat.store)
     assert (report["sessions"], report["requests"]) == (1, len(script()) - 1)
     assert report["rows"]["all"]["asked"] == len(exam.total.marked) > 0
     assert report["rows"]["argument"]["found"]["mean"] == exam.share("found", row="argument").mean
-    printed = run().stdout
+    printed = run("exam", store=chat.store).stdout
     assert re.search(r"^all +[\d,]+ ", printed, re.MULTILINE)
     assert printed.splitlines()[-1] == report["judgement"]
     assert re.match(
         r"Of 3 texts that calls used and cuts or extracts had taken, \d+% stand in the request, ", report["judgement"]
     )
-    assert run("--session", "nobody").exit_code == 3
+    run("exam", "--session", "nobody", store=chat.store, code=3)
 
 
 def test_a_wide_window_leaves_nothing_to_ask() -> None:
     store = new_store()
     record(store, 1, steps=8, policy=PackPolicy(max_input_tokens=60_000))
     assert hold_exam(store).total.marked == []
-    result = CliRunner().invoke(main, ["exam", store.url], catch_exceptions=False)
-    assert result.stdout.splitlines()[-1].startswith("Nothing to ask: ")
+    assert run("exam", store=store).stdout.splitlines()[-1].startswith("Nothing to ask: ")

@@ -6,30 +6,26 @@ import asyncio
 import gc
 import gzip
 import json
-from collections.abc import AsyncGenerator
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
 import pytest
-from click.testing import CliRunner
 from failing import FailingFileSystem, wait_until
 from google.adk.agents import LlmAgent
 from google.adk.apps.app import EventsCompactionConfig
 from google.adk.apps.llm_event_summarizer import LlmEventSummarizer
-from google.adk.models.llm_request import LlmRequest
-from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions import DatabaseSessionService
 from google.adk.tools.long_running_tool import LongRunningFunctionTool
 from google.genai import types
 from plans import small
 from scripted import Chat, Failure, Scripted, call, faults, look_up, new_store, set_state
+from terminal import run
 from upkeep import delete_older, forget
 
 from aether_context import PackPolicy, PackStore, verify, why
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.cli import main
 from aether_context.lab.reading import Span
 from aether_context.pack import Content, noted
 from aether_context.store.files import Files
@@ -161,22 +157,16 @@ def test_of_sessions_that_nobody_goes_on_with_little_is_kept() -> None:
 
 @pytest.mark.parametrize("observe", [False, True])
 def test_a_session_whose_model_has_yet_to_answer_keeps_its_pack(observe: bool) -> None:
-    class Slow(Scripted):
-        async def generate_content_async(
-            self, request: LlmRequest, stream: bool = False
-        ) -> AsyncGenerator[LlmResponse]:
-            while len(chat.sent) < 4:
-                await asyncio.sleep(0)
-            async for response in super().generate_content_async(request, stream):
-                yield response
+    async def all_are_sent() -> None:
+        while len(chat.sent) < 4:
+            await asyncio.sleep(0)
 
     async def talk() -> None:
         await asyncio.gather(*(chat.tell(f"{at} " + "word " * 50, session=f"s{at}") for at in range(4)))
 
     plugin = ContextPackPlugin(policy=small(2_000), store=new_store(), observe=observe)
-    chat = Chat(
-        plugin=plugin, agent=LlmAgent(name="clerk", model=Slow(script=["ok"] * 4, sent=[]), instruction="Help.")
-    )
+    chat = Chat(plugin=plugin)
+    chat.llm.waits = all_are_sent
     with patch("aether_context.adk.request.sessions._MOST_BYTES", 1):
         asyncio.run(talk())
     answers = [event for at in range(4) for event in asyncio.run(chat.held(session=f"s{at}")).events[1:]]
@@ -372,7 +362,7 @@ def test_why_finds_what_stands_in_no_pack_any_more(tmp_path: Path) -> None:
     assert again.id == f"turn_{code.places[0].id}"
     assert [span.first for span in again.spans if span.holds] == [120]
     said_at = datetime.fromtimestamp(code.places[0].time or 0, UTC)
-    shown = CliRunner().invoke(main, ["why", "Falcon-7731", "--store", chat.store.url]).output
+    shown = run("why", "Falcon-7731", store=chat.store).output
     assert f"message of user, for clerk in session s1, {said_at:%Y-%m-%d %H:%M}\n" in shown
     lost = why(chat.store, "Falcon-8842")
     assert any("calls of session s1 were deleted for their age" in note for note in lost.notes)

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner, Result
 from google.adk.evaluation.eval_case import (
     EvalCase,
     IntermediateData,
@@ -21,10 +20,10 @@ from google.adk.evaluation.eval_set import EvalSet
 from google.adk.sessions.session import Session
 from google.genai import types
 from scripted import Chat, big_file, call, look_up
+from terminal import run, told
 
 from aether_context import PackPolicy
 from aether_context.adk import preview_strategies
-from aether_context.lab.cli import main
 
 PLAN = {
     "task": "Write the guide",
@@ -38,12 +37,6 @@ def chatted(*messages: str, **more: Any) -> tuple[Chat, Session]:
     chat = Chat(policy=POLICY, tools=[look_up, big_file], **more)
     chat.say(*messages)
     return chat, asyncio.run(chat.held()).model_copy(deep=True)
-
-
-def run(*arguments: str, code: int = 0) -> Result:
-    result = CliRunner().invoke(main, ["preview", *arguments])
-    assert result.exit_code == code, result.output
-    return result
 
 
 @pytest.fixture
@@ -83,13 +76,13 @@ def evalset_path(tmp_path: Path) -> Path:
 
 
 def test_a_case_of_an_evalset_is_packed_like_a_session(evalset_path: Path) -> None:
-    manifest = json.loads(run(str(evalset_path), "--json").output)
+    manifest = told("preview", evalset_path)
     assert (manifest["app"], manifest["session"], manifest["agent"]) == ("shop", "recorded", "clerk")
-    request = json.loads(run(str(evalset_path), "--system", "You help in {city}.", "--request", "--json").output)
+    request = told("preview", evalset_path, "--system", "You help in {city}.", "--request")
     assert "Oslo" in json.dumps(request)
     texts = [json.dumps(content) for content in request["contents"]]
     assert [part in text for part, text in zip(("order 7", "look_up", "Friday", "Friday", "bill"), texts, strict=True)]
-    request = json.loads(run(str(evalset_path), "--case", "by_hand", "--request", "--json").output)
+    request = told("preview", evalset_path, "--case", "by_hand", "--request")
     calls, responses = (
         [text for text in map(json.dumps, request["contents"]) if kind in text]
         for kind in ("function_call", "function_response")
@@ -99,8 +92,8 @@ def test_a_case_of_an_evalset_is_packed_like_a_session(evalset_path: Path) -> No
 
 
 def test_the_command_takes_an_evalset_and_names_the_cases_that_it_has(evalset_path: Path) -> None:
-    assert "by_hand" in run(str(evalset_path), "--case", "by_hand").output
-    assert "it has 'recorded', 'by_hand'" in run(str(evalset_path), "--case", "lost", code=3).output
+    assert "by_hand" in run("preview", evalset_path, "--case", "by_hand").output
+    assert "it has 'recorded', 'by_hand'" in run("preview", evalset_path, "--case", "lost", code=3).output
 
 
 def files(chat: Chat) -> list[str]:
@@ -168,14 +161,14 @@ def test_what_a_preview_says_is_what_the_strategy_then_does(strategy: str) -> No
 
 def test_a_file_that_is_no_session_is_an_error(tmp_path: Path) -> None:
     path = tmp_path / "session.json"
-    assert "cannot be read" in run(str(path), code=3).output
+    assert "cannot be read" in run("preview", path, code=3).output
     for text in ("{}", "not json", "[]"):
         path.write_text(text)
-        assert "is neither an exported ADK session nor an evalset" in run(str(path), code=3).output
+        assert "is neither an exported ADK session nor an evalset" in run("preview", path, code=3).output
 
 
 @pytest.mark.parametrize(
     ("arguments", "code"), [([], 2), (["gone.json"], 3), (["gone.json", "--policy", "gone.toml"], 3)]
 )
 def test_the_command_says_what_is_wrong_by_its_exit_code(arguments: list[str], code: int) -> None:
-    assert "Error" in run(*arguments, code=code).output
+    assert "Error" in run("preview", *arguments, code=code).output

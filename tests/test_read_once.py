@@ -3,24 +3,20 @@
 from __future__ import annotations
 
 import asyncio
-import sys
 import threading
 from collections.abc import Callable
 from datetime import date
-from types import FrameType
 from typing import Any
 from unittest.mock import patch
 
 import pytest
 from google.genai import types
+from house import walking
 from plans import loop, small, turns
 from scripted import Chat, call, look_up
 
-import aether_context
 from aether_context.adk import packer
 from aether_context.adk.request import gather
-
-PACKAGE = aether_context.__path__[0]
 
 
 def arguments(content: types.Content) -> Any:
@@ -112,23 +108,12 @@ STATIC = {"static_instruction": "You help."}
 
 def entered(turns: int, settings: dict[str, Any]) -> int:
     """The functions of the package that a message and its two model calls enter behind so many turns."""
-    count = 0
-
-    def of_call(frame: FrameType, event: str, _: object) -> None:
-        nonlocal count
-        count += event == "call" and frame.f_code.co_filename.startswith(PACKAGE)
-
     script = [item for at in range(turns + 1) for item in (call("look_up", key=f"k{at}"), f"found {at}")]
     chat = Chat(script=script, tools=[look_up], instruction="The day is {day?}.", settings=settings)
     chat.say(*(f"question {at}" for at in range(turns)))
-    threading.setprofile(of_call)
-    sys.setprofile(of_call)
-    try:
+    with walking() as steps:
         chat.say("one more question")
-    finally:
-        sys.setprofile(None)
-        threading.setprofile(None)  # type: ignore[arg-type]
-    return count
+    return len(steps)
 
 
 @pytest.mark.parametrize("settings", [{}, STATIC], ids=["plain", "an instruction among the contents"])
@@ -138,22 +123,13 @@ def test_a_call_reads_only_what_is_new(settings: dict[str, Any]) -> None:
 
 
 def test_what_a_cut_took_is_compared_once_for_each_message() -> None:
-    compared = 0
-
-    def of_call(frame: FrameType, event: str, _: object) -> None:
-        nonlocal compared
-        compared += event == "call" and frame.f_code.co_name == "key_hash"
-
-    chat = Chat(policy=small(1_500), script=[*["ok"] * 60, *loop(5), "done"], tools=[look_up])
-    chat.say(*turns(60))
-    assert chat.latest().epoch.cut_count > 100
-    sys.setprofile(of_call)
-    try:
+    chat = Chat(policy=small(1_500), script=[*["ok"] * 30, *loop(5), "done"], tools=[look_up])
+    chat.say(*turns(30))
+    assert chat.latest().epoch.cut_count > 50
+    with walking() as steps:
         chat.say("one more question")
-    finally:
-        sys.setprofile(None)
-    assert len(chat.sent) == 66
-    assert 120 < compared < 2 * 120
+    assert len(chat.sent) == 36
+    assert 60 < [name.rpartition(".")[2] for _, name, _ in steps].count("key_hash") < 2 * 60
 
 
 @pytest.mark.parametrize("turn", [0, 2])

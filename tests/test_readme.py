@@ -19,7 +19,6 @@ from collections.abc import AsyncGenerator
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 from google.adk.apps import App
 from google.adk.events.event import Event
@@ -30,6 +29,7 @@ from google.adk.runners import InMemoryRunner
 from google.genai import types
 from plans import words
 from scripted import Chat
+from terminal import run, told
 
 from aether_context import Manifest, PackPolicy, PackStore, replay
 
@@ -113,8 +113,6 @@ def test_the_sample_pack_is_small_verifies_and_replays() -> None:
 
 
 def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.lab.cli import main
-
     monkeypatch.chdir(tmp_path)
     shutil.copytree(SAMPLE, tmp_path / "artifacts" / "sample")
     lines = [line.split("#")[0].strip() for source in blocks("shell") for line in source.splitlines()]
@@ -123,9 +121,7 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
         if line.startswith("echo "):
             subprocess.run(line, shell=True, check=True)
         elif line.startswith("aether-context "):
-            result = CliRunner().invoke(main, line.split()[1:])
-            assert result.exit_code == 0, (line, result.output)
-            printed[line] = result.output
+            printed[line] = run(*line.split()[1:]).output
     assert len(printed) == 6
     verdict, cure, place, *_ = printed["aether-context why printer --store artifacts/sample"].splitlines()
     assert verdict == "At call 1 writer did not read it: it had expired."
@@ -136,8 +132,6 @@ def test_the_commands_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from aether_context.lab.cli import main
-
     page = (ROOT / "docs" / "first-settings.md").read_text(encoding="utf-8")
     (settings,) = re.findall(r"^```toml\n(.*?)^```", page, re.MULTILINE | re.DOTALL)
     (command,) = re.findall(r"`aether-context (replay \d+ --policy my\.toml)`", page)
@@ -146,9 +140,7 @@ def test_the_first_settings_change_what_is_sent(tmp_path: Path, monkeypatch: pyt
     policy = PackPolicy(max_input_tokens=2_000)
     chat = Chat(store=PackStore(tmp_path / "packs"), policy=policy, model="gemini-flash-latest")
     chat.say(*(f"Note {at}: {words(120, f'n{at}w')}" for at in range(8)))
-    result = CliRunner().invoke(main, [*command.split(), "--store", "packs", "--json"])
-    found = json.loads(result.output)
-    assert result.exit_code == 0
+    found = told(*command.split(), "--store", "packs")
     assert not found["same"]
     assert found["after"]["window"] == 32_000
 

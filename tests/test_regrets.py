@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import re
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from keeping import CURE, NOTHING_RETURNS, changed
 from plans import words
 from scripted import Chat, call, was_cut
+from terminal import run, told
 
 from aether_context import PackPolicy
-from aether_context.lab.cli import main
 from aether_context.lab.cli import regrets as command
-from aether_context.lab.reading.regrets import regrets
-from aether_context.text.entities import HISTORY
 
 TIGHT = PackPolicy(max_input_tokens=4_000, offload={"mode": "off"}, **NOTHING_RETURNS)
 WIDE = PackPolicy(max_input_tokens=100_000, offload={"mode": "off"})
@@ -32,7 +28,7 @@ def weigh(item: str) -> str:
 def talk(policy: PackPolicy) -> Chat:
     """Ten turns, each long. The crate's weight is asked three times, and two messages are said twice."""
     weighs = {1: "crate", 2: "anchor", 3: "anchor", 7: "crate", 8: "crate"}
-    searches = {9: call("search_artifact", uri=HISTORY, query="oranges")}
+    searches = {9: call("search_artifact", uri="artifact://history", query="oranges")}
     messages = {0: CRATE, 1: BOAT, 2: BOAT, 6: CRATE, 8: f"Now, {BOAT.lower()} Is that so?", 9: "Who owns a crate?"}
     script: list[Any] = []
     for turn in range(10):
@@ -44,29 +40,24 @@ def talk(policy: PackPolicy) -> Chat:
     return chat
 
 
-def run(*arguments: str) -> str:
-    return CliRunner().invoke(main, list(arguments), catch_exceptions=False).output
-
-
 def test_planted_repeats_are_found_and_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(command, "_MOST_PACKS", 0)  # no cures, which the next test is about
     chat = talk(TIGHT)
     # Each call that cut, and each that has what a cut took; those that repeat what still stands are not named.
     assert [manifest.number for manifest in chat.manifests() if was_cut(manifest)] == [6, 9, 11, 15]
-    found = [regret for regret in regrets(chat.store) if not isinstance(regret, str)]
-    assert [(one.call.number, one.kind, one.tool, one.cut) for one in found] == [
+    found = told("regrets", store=chat.store)["regrets"]
+    assert [(one["number"], one["kind"], one["tool"], one["cut"]) for one in found] == [
         (6, "asked again", "weigh", 6),
         (10, "said again", "", 6),
         (11, "asked again", "weigh", 6),
         (13, "said again", "", 9),
         (15, "fetched", "", 15),
     ]
-    assert (found[1].text, found[3].text) == (CRATE, BOAT)
+    assert (found[1]["text"], found[3]["text"]) == (CRATE, BOAT)
     asked = chat.raw[11].answers("weigh")[-1]
     assert "crate weighs 185 kilograms" in str(asked)
-    prices = [float(one.cost_usd or 0) for one in found]
-    assert prices == pytest.approx([one.tokens * 0.3 / 1e6 for one in found])
-    output = run("regrets", "--store", chat.store.url)
+    assert [one["cost_usd"] for one in found] == pytest.approx([one["tokens"] * 0.3 / 1e6 for one in found])
+    output = run("regrets", store=chat.store).stdout
     assert "call 10 of session s1: said again" in output
     assert re.search(r"^5 texts came back after a cut: [\d,]+ tokens, \$0\.00\d+$", output, re.MULTILINE)
 
@@ -74,7 +65,7 @@ def test_planted_repeats_are_found_and_no_other(monkeypatch: pytest.MonkeyPatch)
 @pytest.mark.slow
 def test_the_named_setting_keeps_what_came_back() -> None:
     chat = talk(TIGHT)
-    value = json.loads(run("regrets", "--json", "--store", chat.store.url))["regrets"]
+    value = told("regrets", store=chat.store)["regrets"]
     assert len(value) == 5
     said = value[1]
     name, setting = CURE.fullmatch(said["cure"]).groups()  # type: ignore[union-attr]
@@ -87,5 +78,4 @@ def test_the_named_setting_keeps_what_came_back() -> None:
 def test_where_nothing_was_cut_nothing_came_back() -> None:
     chat = talk(WIDE)
     assert not any(map(was_cut, chat.manifests()))
-    assert list(regrets(chat.store)) == []
-    assert run("regrets", "--store", chat.store.url) == "0 texts came back after a cut: 0 tokens\n"
+    assert run("regrets", store=chat.store).stdout == "0 texts came back after a cut: 0 tokens\n"

@@ -8,10 +8,10 @@ import json
 import os
 import stat
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner, Result
 from failing import FailingFileSystem
 from google.adk.events.event import Event
 from google.adk.events.event_actions import EventActions
@@ -19,12 +19,12 @@ from google.adk.sessions import InMemorySessionService
 from google.genai import types
 from packs import paths_of, recording
 from scripted import Chat, big_file, call
+from terminal import run
 from upkeep import by_kind, delete_older, forget
 from wording import SPOOL_FOLDER
 
 from aether_context import PackPolicy, PackStore, verify
 from aether_context.adk import ContextPackPlugin, FsspecArtifactService, HybridMemoryService
-from aether_context.lab.cli import main
 from aether_context.pack import METADATA
 from aether_context.store.files import File, Files
 from aether_context.store.spool import Spool, SpooledFiles, spool_of
@@ -126,7 +126,7 @@ def test_a_chain_of_a_day_begins_anew(store: PackStore, monkeypatch: pytest.Monk
     last = list(store.manifests())[-1]
     assert (last.number, last.extends) == (len(manifests) + 1, None)
     assert "number 1 is missing" in str(verify(store).faults)
-    CliRunner().invoke(main, ["replay", str(last.number), "--store", store.url], catch_exceptions=False)
+    run("replay", last.number, store=store, code=None)
 
 
 def test_what_was_forgotten_for_its_age_is_not_missed_with_a_key_either(
@@ -185,16 +185,13 @@ def test_verify_of_one_session_and_as_json(store: PackStore) -> None:
     store.write(recording(session="good"))
     bad = store.write(recording("Another", session="bad"))
     Path(paths_of(store, bad)[1]).write_bytes(b"no gzip")
-    url = ["--store", store.url]
-    told = CliRunner().invoke(main, ["verify", "--json", *url])
-    report = json.loads(told.stdout)
-    assert (told.exit_code, report["packs"], report["passed"]) == (1, 2, 1)
+    report = json.loads(run("verify", "--json", store=store, code=1).stdout)
+    assert (report["packs"], report["passed"]) == (2, 1)
     assert list(report["faults"]) == [
         store.files.below_base(path) for path in (paths_of(store, bad)[1], store.place(bad))
     ]
-    assert CliRunner().invoke(main, ["verify", "--session", "good", *url]).exit_code == 0
-    assert CliRunner().invoke(main, ["verify", "--session", "bad", *url]).exit_code == 1
-    assert CliRunner().invoke(main, ["verify", "--session", "none", *url]).exit_code == 3
+    for session, code in {"good": 0, "bad": 1, "none": 3}.items():
+        run("verify", "--session", session, store=store, code=code)
 
 
 # numbers
@@ -320,10 +317,10 @@ def test_forget_covers_what_waits_for_a_store_that_is_not_there_yet(
         store.through(files).write(recording(user=user))
     monkeypatch.undo()
     monkeypatch.setenv(SPOOL_FOLDER, str(tmp_path / "spool"))
-    words = ["forget", "--app", "app", "--user", "ann", "--store", store.url]
-    assert "2 files" in CliRunner().invoke(main, words).output
+    words = ["forget", "--app", "app", "--user", "ann"]
+    assert "2 files" in run(*words, store=store).output
     assert len(spool.paths()) == 4
-    assert CliRunner().invoke(main, [*words, "--yes"]).exit_code == 0
+    run(*words, "--yes", store=store)
     assert {path.split("/app/")[1].split("/")[0] for path in spool.paths()} == {"ben"}
     assert files._deliver_all()
     assert [one.user for one in store.manifests()] == ["ben"]
@@ -386,33 +383,25 @@ def test_what_a_pack_without_its_replay_file_says_is_shown(store: PackStore) -> 
     chat.say("one", "two")
     first, *_, last = store.manifests()
     store.files.delete(paths_of(store, last)[1])
-    url = ["--store", store.url]
-    shown = CliRunner().invoke(main, ["inspect", *url])
-    assert shown.exit_code == 3
+    shown = run("inspect", store=store, code=3)
     assert last.checksum in shown.stdout
     assert "is not there" in shown.stderr
-    assert CliRunner().invoke(main, ["list", *url]).exit_code == 0
-    assert CliRunner().invoke(main, ["usage", *url]).exit_code == 0
-    assert CliRunner().invoke(main, ["replay", first.pack_id, *url]).exit_code == 0
-    told = verify(store).faults
-    assert list(told) == [store.files.below_base(store.place(last))]
+    for words in (["list"], ["usage"], ["replay", first.pack_id]):
+        run(*words, store=store)
+    assert list(verify(store).faults) == [store.files.below_base(store.place(last))]
 
 
 def test_a_session_is_forgotten_by_its_id_where_one_has_it(store: PackStore) -> None:
     for user, session in (("ann", "s1"), ("ann", "s2"), ("bob", "s2")):
         Chat(plugin=ContextPackPlugin(store=store), user=user, session=session).say("hello")
 
-    def run(*words: str) -> Result:
-        return CliRunner().invoke(main, [*words, "--store", store.url])
-
-    assert [line.split()[5] for line in run("list").stdout.splitlines()[1:]] == ["ann", "ann", "bob"]
-    several = run("forget", "--session", "s2", "--yes")
-    assert several.exit_code == 2
-    assert "--app shop --user ann, --app shop --user bob" in several.output
-    assert run("forget", "--session", "nope", "--yes").exit_code == 3
+    delete = partial(run, "forget", "--yes", store=store)
+    assert [line.split()[5] for line in run("list", store=store).stdout.splitlines()[1:]] == ["ann", "ann", "bob"]
+    assert "--app shop --user ann, --app shop --user bob" in delete("--session", "s2", code=2).output
+    delete("--session", "nope", code=3)
     assert len(list(store.manifests())) == 3
-    assert run("forget", "--session", "s1", "--yes").exit_code == 0
-    assert run("forget", "--session", "s2", "--user", "bob", "--yes").exit_code == 0
+    delete("--session", "s1")
+    delete("--session", "s2", "--user", "bob")
     assert [(one.user, one.session) for one in store.manifests()] == [("ann", "s2")]
 
 

@@ -134,6 +134,18 @@ def test_an_agent_that_a_loop_calls_again_gets_the_next_step() -> None:
     chat.replays()
 
 
+@DEPRECATED
+def test_the_next_step_has_the_memories_that_answer_it() -> None:
+    operator = agent("operator", [*WORK, "Found.", "Checked."])
+    texts = ("Five differences between the rivals are in Mona's book", "Thora says how to check each difference")
+    state = {"plan": PLAN, "knowledge": {"memories": [{"text": text} for text in texts]}}
+    policy = PackPolicy(max_input_tokens=64_000, retrieval={"memory_k": 1})
+    chat = Chat(agent=LoopAgent(name="loop", sub_agents=[operator], max_iterations=2), state=state, policy=policy)
+    chat.say("Go on.")
+    assert [("Mona" in sent.text, "Thora" in sent.text) for sent in chat.sent] == [(True, False)] * 4 + [(False, True)]
+    chat.replays()
+
+
 def test_the_next_message_brings_the_next_step_also_where_the_last_run_did_not_answer() -> None:
     broken = [*WORK, RuntimeError("away"), "Checked."]
     chat = work(agent("operator", broken))
@@ -163,20 +175,14 @@ def test_a_plan_that_is_rewritten_after_the_step_waits_for_the_answer() -> None:
 
 @DEPRECATED
 def test_a_worker_keeps_a_step_that_another_worker_completes() -> None:
-    class Waiting(Scripted):
-        """Answers when the others have."""
-
-        async def generate_content_async(self, llm_request: Any, stream: bool = False) -> Any:
-            for _ in range(200):
-                await asyncio.sleep(0)
-            async for response in super().generate_content_async(llm_request, stream):
-                yield response
+    async def others_answer() -> None:
+        for _ in range(200):
+            await asyncio.sleep(0)
 
     plan = {**PLAN, "steps": [{**PLAN["steps"][0], "acceptance": ["five are found"]}, PLAN["steps"][1]]}
-    slow = LlmAgent(
-        name="slow", model=Waiting(script=[call("read", path="a"), call("read", path="b"), "I read."], sent=[]),
-        tools=all_tools(),
-    )  # fmt: skip
+    script = [call("read", path="a"), call("read", path="b"), "I read."]
+    model = Scripted(script=script, sent=[], waits=others_answer)
+    slow = LlmAgent(name="slow", model=model, tools=all_tools())
     fast = agent("fast", [call("complete_step", step_id="find"), "Found."])
     chat = work(ParallelAgent(name="both", sub_agents=[fast, slow]), plan=plan)
     chat.say("Compare them.")

@@ -13,19 +13,18 @@ from typing import Any
 
 import packs
 import pytest
-from click.testing import CliRunner
 from failing import FailingFileSystem
 from hypothesis import given
 from hypothesis import strategies as st
 from packs import recording
 from scripted import Chat, call, sound
+from terminal import run, told
 from upkeep import delete_older, forget
 from wording import FORGOTTEN
 
 from aether_context import Manifest, PackStore, verify
 from aether_context.adk import ContextPackPlugin
 from aether_context.errors import PackNotFound, StoreError
-from aether_context.lab.cli import main
 from aether_context.store import schema
 from aether_context.store.files import Files, segment
 
@@ -283,29 +282,22 @@ def test_where_the_store_is_slow_an_agent_whose_user_is_forgotten_records_whole_
     chat.replays()
 
 
-def run(*words: object) -> tuple[int, str]:
-    result = CliRunner().invoke(main, [*map(str, words)])
-    return result.exit_code, result.output
-
-
 def test_forget_by_age_shows_before_it_deletes(tmp_path):
     store = PackStore(tmp_path)
     store.write(recording())
     before = paths(store)
-    code, output = run("forget", "--older-than", 1, "--store", tmp_path)
-    assert (code, "0 files, 0 bytes would be deleted" in output) == (0, True)
-    code, output = run("forget", "--older-than", 0, "--store", tmp_path)
+    assert "0 files, 0 bytes would be deleted" in run("forget", "--older-than", 1, store=store).output
+    output = run("forget", "--older-than", 0, store=store).output
     assert "2 files, " in output
     assert "nothing was deleted: add --yes" in output
     assert paths(store) == before
-    code, output = run("forget", "--older-than", 0, "--store", tmp_path, "--yes", "--json")
-    (user,) = json.loads(output)["users"]
+    (user,) = told("forget", "--older-than", 0, "--yes", store=store)["users"]
     assert (user["user"], user["files"], user["unreadable"]) == ("app/user", 2, [])
     assert paths(store) == set()
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "needs"),
     [
         ((), "name --app and --user"),
         (("--app", "app"), "name --app and --user"),
@@ -313,11 +305,10 @@ def test_forget_by_age_shows_before_it_deletes(tmp_path):
         (("--older-than", "nan"), "is not a number"),
     ],
 )
-def test_forget_says_what_it_needs(tmp_path, words, told):
+def test_forget_says_what_it_needs(tmp_path, words, needs):
     PackStore(tmp_path).write(recording())
-    code, output = run("forget", "--store", tmp_path, *words)
-    assert code == 2
-    assert told in " ".join(output.replace("│", "").split())
+    output = run("forget", "--store", tmp_path, *words, code=2).output
+    assert needs in " ".join(output.replace("│", "").split())
 
 
 @pytest.mark.parametrize("package", ["duckdb", "polars", "pandas"])

@@ -497,12 +497,13 @@ def test_images_count_as_the_providers_examples_and_rules_say(
     assert media_tokens("image/png", 10, family=family, model=model, data=png(*size)) == tokens
 
 
-def test_sound_and_video_count_by_time() -> None:
+def test_sound_and_video_count_by_time_and_texts_by_size() -> None:
     assert media_tokens("audio/mpeg", 240_000, family="gemini") == 1_920
     assert media_tokens("audio/wav", 1_920_000, family="gemini") == 1_920
     assert media_tokens("video/mp4; codecs=avc1", 625_000, family="gemini") == 3_000
     assert media_tokens("video/mp4", 0, family="gemini-3") == 6_600
     assert media_tokens("audio/mpeg", 1, family="openai") == 1
+    assert media_tokens("text/csv", 299, family="gemini") == 100
 
 
 def test_documents_count_by_page() -> None:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 
 import pytest
 from browsing import Browser
-from click.testing import CliRunner
 from scripted import Chat, call, look_up, send_mail, was_cut
+from terminal import run, told
 
 from aether_context import PackPolicy
-from aether_context.lab.cli import main
 from aether_context.lab.reading import read_view
 from aether_context.store.replay import Replayer
 
@@ -35,26 +33,23 @@ def test_each_tool_has_its_declarations_and_results_as_they_were_sent() -> None:
                 declared[piece.name] += piece.tokens * per_token
             for name in ("look_up", "send_mail"):
                 results[name] += piece.tokens * per_token * piece.text.startswith(f"response {name}:")
-    output = CliRunner().invoke(main, ["usage", "--by", "tool", "--json", "--store", chat.store.url]).stdout
-    told = {one["tool"]: one for one in json.loads(output)["tools"]}
-    assert {name: one["declared"] for name, one in told.items()} == pytest.approx(declared, abs=5)
-    assert {name: told[name]["results"] for name in results} == pytest.approx(results, abs=5)
+    tools = {one["tool"]: one for one in told("usage", "--by", "tool", store=chat.store)["tools"]}
+    assert {name: one["declared"] for name, one in tools.items()} == pytest.approx(declared, abs=5)
+    assert {name: tools[name]["results"] for name in results} == pytest.approx(results, abs=5)
     assert results["look_up"] > results["send_mail"] > 0
-    usage = json.loads(CliRunner().invoke(main, ["usage", "--json", "--store", chat.store.url]).stdout)["all"]
-    shares = [(one["declared"] + one["results"]) / usage["input_tokens"] for one in told.values()]
+    usage = told("usage", store=chat.store)["all"]
+    shares = [(one["declared"] + one["results"]) / usage["input_tokens"] for one in tools.values()]
     answers = usage["output_tokens"] * 2.5 / 1e6
-    costs = [one["cost_usd"] / (usage["cost_usd"] - answers) for one in told.values()]
+    costs = [one["cost_usd"] / (usage["cost_usd"] - answers) for one in tools.values()]
     assert costs == pytest.approx(shares, abs=0.02), "each has the price of its share, a third of all being cached"
 
 
 def test_people_see_a_table_and_the_viewer_has_one() -> None:
     chat = talk()
-    lines = CliRunner().invoke(main, ["usage", "--by", "tool", "--store", chat.store.url]).stdout.splitlines()
+    lines = run("usage", "--by", "tool", store=chat.store).stdout.splitlines()
     assert lines[0].split() == ["tool", "requests", "declared", "results", "cost"]
     name, calls, declared, results, cost = lines[1].split()
     assert (name, calls) == ("look_up", str(len(chat.manifests())))
     page = Browser(chat.store).open("/session?app=shop&user=ann&session=s1").text
     assert f"{name} {calls} {declared} {results} {cost}" in " ".join(page.split())
-    refused = CliRunner().invoke(main, ["usage", "--by", "tool", "--by", "day", "--store", chat.store.url])
-    assert refused.exit_code == 2
-    assert "--by tool stands alone" in refused.stderr
+    assert "--by tool stands alone" in run("usage", "--by", "tool", "--by", "day", store=chat.store, code=2).stderr

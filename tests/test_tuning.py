@@ -9,14 +9,13 @@ import sys
 from itertools import combinations
 
 import pytest
-from click.testing import CliRunner
 from google.adk.agents import LlmAgent
 from google.adk.tools.agent_tool import AgentTool
 from recorded_sessions import SMALL, read_file, record
 from scripted import Chat, Scripted, call, new_store, was_cut
+from terminal import run, told
 
 from aether_context import PackPolicy
-from aether_context.lab.cli import main
 from aether_context.lab.cli.tuning import policy_file
 from aether_context.lab.tuning.simulation import Change, Played
 from aether_context.lab.tuning.tuner import Tuner, executor, grid
@@ -36,7 +35,7 @@ from aether_context.policy import PROFILES
 
 
 def run_main(*arguments, command="tune"):
-    return CliRunner().invoke(main, [command, *arguments, "--jobs", "1"], catch_exceptions=False)
+    return run(command, *arguments, "--jobs", "1", code=None)
 
 
 def run_check(store, policy, *arguments):
@@ -152,9 +151,9 @@ def test_a_cheaper_policy_that_holds_on_other_sessions_is_recommended():
 
 
 def test_more_is_kept_for_what_may_be_spent():
-    told = str(decided(104.0, 95, spend=5))
-    assert told.startswith("change to 'other', more kept: cost +4.00% [+4.00, +4.00], retention +5.00 points"), told
-    assert re.search(r"in 80 of 80 sessions that were not searched; chance 0\.\d\d%$", told), told
+    verdict = str(decided(104.0, 95, spend=5))
+    assert verdict.startswith("change to 'other', more kept: cost +4.00% [+4.00, +4.00], retention +5.00 points")
+    assert re.search(r"in 80 of 80 sessions that were not searched; chance 0\.\d\d%$", verdict), verdict
     verdict = decided(104.0, 95)
     assert verdict.kind == "no change"
     assert "'other' keeps 5.0 points more for 4.0% (--spend)" in verdict.reason
@@ -262,8 +261,7 @@ def test_a_model_that_no_window_is_named_for_keeps_the_recorded_one(shop, tmp_pa
     other.write_text('max_input_tokens = { "another-model" = 500 }\n')
     (result,) = json.loads(run_check(shop, other, "--json").stdout)
     assert result["worst"] == []
-    arguments = ["replay", "--store", shop.url, "--policy", str(other), "--json"]
-    assert json.loads(CliRunner().invoke(main, arguments, catch_exceptions=False).stdout)["same"]
+    assert told("replay", "--policy", other, store=shop)["same"]
 
 
 def test_what_a_policy_names_lies_over_the_recorded_one():
@@ -380,7 +378,7 @@ def test_a_policy_comes_to_the_same_whichever_is_played_first():
 
 
 def told_of(shop, scheduler):
-    return CliRunner().invoke(main, ["tune", shop.url, "--scheduler", scheduler])
+    return run("tune", shop.url, "--scheduler", scheduler, code=None)
 
 
 def test_a_missing_cluster_is_told(shop, monkeypatch):

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from decimal import Decimal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import scripted
 from google.adk.agents import LlmAgent, ParallelAgent
-from google.adk.models.llm_request import LlmRequest
 from google.adk.models.llm_response import LlmResponse
 from google.adk.sessions.base_session_service import BaseSessionService
 from google.adk.sessions.database_session_service import DatabaseSessionService
@@ -245,19 +245,11 @@ def test_degrade_cuts_earlier_and_deeper_near_a_limit_and_more_so_once_it_is_rea
     bound.replays()
 
 
-class Slow(Scripted):
-    """Takes its time, so that the calls of parallel agents are under way together."""
-
-    async def generate_content_async(self, llm_request: LlmRequest, stream: bool = False) -> Any:
-        await asyncio.sleep(0.2)
-        async for response in super().generate_content_async(llm_request, stream):
-            yield response
-
-
 @AGENTS
 def test_parallel_agents_do_not_pass_a_limit_together() -> None:
     def quadruplets(policy: PackPolicy | None) -> tuple[Chat, int]:
-        models = [Slow(script=[answer("ok", 10, 1)], sent=[]) for _ in range(4)]
+        together = partial(asyncio.sleep, 0.2)
+        models = [Scripted(script=[answer("ok", 10, 1)], sent=[], waits=together) for _ in range(4)]
         agents = [LlmAgent(name=f"twin{at}", model=model, instruction=WORDS) for at, model in enumerate(models)]
         chat = Chat(agent=ParallelAgent(name="all", sub_agents=agents), policy=policy)
         chat.say("go")

@@ -21,16 +21,15 @@ import httpx
 import packs
 import pytest
 from browsing import CAUSES, Browser, hostile_chat
-from click.testing import CliRunner
 from harbour import harbour
 from plans import loop, small, turns
 from scripted import Chat, Memories, call, look_up, new_store, remembered
 from starlette.testclient import TestClient
+from terminal import run
 from wording import MANIFEST
 
 from aether_context import PackStore
 from aether_context.canonical import canonical_json, hash_json, hash_text, readable_json
-from aether_context.lab.cli import main
 from aether_context.lab.reading import WHY
 from aether_context.lab.viewer import create_app, report
 from aether_context.pack import LAYERS
@@ -243,25 +242,20 @@ def test_the_command_writes_a_report(tmp_path: Path) -> None:
         Chat(store=store, user=user, script=[call("look_up", key="k"), "done"], tools=[look_up]).say(f"<b>I am {user}")
     path = tmp_path / "bug.html"
 
-    def run(*arguments: str, file: Path = path) -> tuple[int, str]:
-        done = CliRunner().invoke(main, ["serve", store.url, "--report", str(file), *arguments])
-        return done.exit_code, done.output
+    def report(*arguments: str, file: Path = path, code: int = 0) -> str:
+        return run("serve", store.url, "--report", file, *arguments, code=code).output
 
-    assert run("--user", "eve")[0] == 3
+    report("--user", "eve", code=3)
     for arguments in ((), ("--session", "s1")):
-        code, output = run(*arguments)
-        assert code == 3
+        output = report(*arguments, code=3)
         assert "2 sessions" in output
         assert "--user" in output
-    code, output = run("--user", "bob", file=tmp_path / "nowhere" / "bug.html")
-    assert code == 2
+    output = report("--user", "bob", file=tmp_path / "nowhere" / "bug.html", code=2)
     assert f"there is no folder {tmp_path / 'nowhere'}" in " ".join(output.split())
-    code, output = run("--user", "bob", file=tmp_path)
-    assert code == 2
-    assert "cannot be written" in output
-    assert CliRunner().invoke(main, ["serve", store.url, "--user", "bob"]).exit_code == 2
+    assert "cannot be written" in report("--user", "bob", file=tmp_path, code=2)
+    run("serve", store.url, "--user", "bob", code=2)
     assert not path.exists()
-    assert run("--user", "bob", "--session", "s1")[0] == 0
+    report("--user", "bob", "--session", "s1")
     text = path.read_text(encoding="utf-8")
     assert "&lt;b&gt;I am bob" in text
     assert "I am ann" not in text
@@ -460,13 +454,9 @@ def test_a_name_that_is_not_this_machines_is_refused(long_chat: Chat) -> None:
 def test_the_command_refuses_to_be_reached_without_a_token(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("AETHER_CONTEXT_TOKEN", raising=False)
     for host in ("0.0.0.0", "::", "192.168.0.7", "example.org"):
-        done = CliRunner().invoke(main, ["serve", str(tmp_path), "--host", host])
-        assert done.exit_code == 2
-        assert "AETHER_CONTEXT_TOKEN" in done.output
-    done = CliRunner().invoke(main, ["serve", str(tmp_path), "--host", "0.0.0.0", "--token", "short"])
-    assert done.exit_code == 2
-    done = CliRunner().invoke(main, ["serve", str(tmp_path / "nowhere")])
-    assert done.exit_code == 3
+        assert "AETHER_CONTEXT_TOKEN" in run("serve", tmp_path, "--host", host, code=2).output
+    run("serve", tmp_path, "--host", "0.0.0.0", "--token", "short", code=2)
+    run("serve", tmp_path / "nowhere", code=3)
 
 
 @pytest.mark.integration

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
@@ -13,20 +12,18 @@ from typing import Any
 
 import pytest
 from browsing import Browser
-from click.testing import CliRunner
 from google.adk.events.event import Event
 from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
 from packs import recording
 from plans import words
 from scripted import Chat, call, new_store
+from terminal import run, told
 
 from aether_context import Manifest, PackPolicy, PackStore, why
 from aether_context.canonical import canonical_json
 from aether_context.errors import PackNotFound
-from aether_context.lab.cli import main
 from aether_context.lab.reading import Answer, Comparison, Place, Span, read_view, session_packs
-from aether_context.lab.reading.sessions import read_back
 from aether_context.store.replay import Replayer
 
 PLANTED = {
@@ -280,10 +277,6 @@ def test_what_a_hash_cannot_tell_is_not_said() -> None:
     assert "is not known: the texts of its request are not recorded" in answer.sentences[0]
 
 
-def run(*words: str) -> Any:
-    return CliRunner().invoke(main, words)
-
-
 @pytest.fixture(scope="module")
 def url(chat: Chat) -> str:
     return chat.store.url
@@ -291,7 +284,6 @@ def url(chat: Chat) -> str:
 
 def test_on_the_command_line(url: str) -> None:
     said = run("why", "reserve the blue kayak", "--session", "s1", "--store", url)
-    assert said.exit_code == 0
     assert (
         "message of user, for clerk in session s1\n  “Please reserve the blue kayak for Thora.”\n  calls 1-"
         in said.output
@@ -299,15 +291,13 @@ def test_on_the_command_line(url: str) -> None:
     assert "summarized, the words stand there: cut before call" in said.output
     assert said.output.startswith("At call 32 billing read it")
     assert "kept with" not in said.output, "the words are there"
-    found = json.loads(run("why", "kayak", "--store", url, "--call", "3", "--json").output)
+    found = told("why", "kayak", "--store", url, "--call", "3")
     assert found["calls"] == 1
-    missing = run("why", "zebras", "--store", url)
-    assert missing.exit_code == 1
-    assert "they never reached the plugin" in missing.output
+    assert "they never reached the plugin" in run("why", "zebras", "--store", url, code=1).output
 
 
 def test_calls_have_numbers_that_every_command_takes(url: str) -> None:
-    listed = json.loads(run("list", "--store", url, "--json").output)
+    listed = told("list", "--store", url)
     third = next(one for one in listed if one["session"] == "s1" and one["number"] == 3)
     words = [one["words"] for one in listed if one["session"] == "s1"]
     assert words[0] == "Please reserve the blue kayak for Thora."
@@ -317,8 +307,8 @@ def test_calls_have_numbers_that_every_command_takes(url: str) -> None:
     assert "call 3 of session s1: turn 2, call 2 of clerk" in shown
     assert "tide_table(harbour: Skagen)" in shown
     assert third["pack_id"] in run("replay", "3", "--session", "s1", "--store", url).output
-    assert third["pack_id"] in run("diff", "2", "3", "--session", "s1", "--store", url).output
-    assert run("inspect", "99999", "--store", url).exit_code == 3
+    assert third["pack_id"] in run("diff", "2", "3", "--session", "s1", "--store", url, code=1).output
+    run("inspect", "99999", "--store", url, code=3)
 
 
 def test_the_summary_is_a_row_whose_text_can_be_read(url: str) -> None:
@@ -354,7 +344,7 @@ def test_a_text_that_looks_like_a_content_is_not_read_for_one() -> None:
     store, made = new_store(), recording()
     text = canonical_json('{"parts": what read_artifact gave')
     store.write(made._replace(lines=(*made.lines, text)))
-    assert read_back(store, store.manifests()) == {}
+    assert [place.read_back for place in why(store, "is called Rex").places] == [()]
 
 
 def test_a_result_that_was_an_extract_and_then_cut_was_cut() -> None:

@@ -8,7 +8,7 @@ import asyncio
 import gc
 import json
 import time
-from collections.abc import AsyncGenerator, Callable, Iterator, Mapping
+from collections.abc import AsyncGenerator, Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -107,17 +107,29 @@ def stall(channel: str, text: str) -> float:
     if channel == "note":
         state["knowledge"] = {"notes": [f"The rate: {text}"]}
     calls = [call("tool", text=given.get("argument", "")) for _ in range(2)]
-    agent = LlmAgent(name="clerk", model=Answering(calls=calls), instruction="You help.", tools=[tool])
     plugin = ContextPackPlugin(policy=PackPolicy(max_input_tokens=30_000), store=new_store(), on_error="raise")
     memory = Memories(remembered(f"The rate: {text}")) if channel == "memory" else None
+    return longest([question, f"And now? {question}"], calls, tool, [plugin], memory, state)
+
+
+def longest(
+    messages: Sequence[str],
+    calls: list[types.Part],
+    tool: Callable[..., Any],
+    plugins: Sequence[ContextPackPlugin],
+    memory: Memories | None = None,
+    state: Mapping[str, Any] | None = None,
+) -> float:
+    """The longest time for which the event loop did nothing else, in a session whose model makes these calls."""
+    agent = LlmAgent(name="clerk", model=Answering(calls=calls), instruction="You help.", tools=[tool])
     sessions, most = InMemorySessionService(), [0.0]
 
     async def go() -> None:
-        app = App(name="shop", root_agent=agent, plugins=[plugin])
+        app = App(name="shop", root_agent=agent, plugins=[*plugins])
         runner = Runner(app=app, session_service=sessions, memory_service=memory)
-        await sessions.create_session(app_name="shop", user_id="ann", session_id="s", state=state)
+        await sessions.create_session(app_name="shop", user_id="ann", session_id="s", state=dict(state or {}))
         heart = asyncio.create_task(beat(most))
-        for message in (question, f"And now? {question}"):
+        for message in messages:
             content = types.UserContent(message)
             async for _ in runner.run_async(user_id="ann", session_id="s", new_message=content):
                 pass
@@ -170,28 +182,12 @@ WIDE: Mapping[str, Callable[[int], dict[str, Any]]] = {
 }  # fmt: skip
 
 
-def wide_stall(answer: dict[str, Any], plugins: list[Any]) -> float:
-    """The longest time for which the event loop did nothing else, in a session with one result."""
-
+def fetching(answer: dict[str, Any]) -> Callable[[], dict[str, Any]]:
     def fetch() -> dict[str, Any]:
         """Gives a result."""
         return answer
 
-    agent = LlmAgent(name="clerk", model=Answering(calls=[call("fetch")]), instruction="You help.", tools=[fetch])
-    sessions, most = InMemorySessionService(), [0.0]
-
-    async def go() -> None:
-        runner = Runner(app=App(name="shop", root_agent=agent, plugins=plugins), session_service=sessions)
-        await sessions.create_session(app_name="shop", user_id="ann", session_id="s")
-        heart = asyncio.create_task(beat(most))
-        content = types.UserContent("Fetch it.")
-        async for _ in runner.run_async(user_id="ann", session_id="s", new_message=content):
-            pass
-        heart.cancel()
-        await runner.close()
-
-    asyncio.run(go())
-    return most[0]
+    return fetch
 
 
 @pytest.mark.parametrize("window", [20_000, 1_000_000])
@@ -201,9 +197,10 @@ def test_no_result_of_many_values_stalls_the_event_loop(kind: str, window: int, 
     """ADK itself copies a result of 200,000 values for a quarter of a second; what the plugin adds is looked at."""
     policy, added = PackPolicy(max_input_tokens=window), []
     for attempt in range(TRIES):
-        answer = WIDE[kind](200_000 + attempt)
+        fetch = fetching(WIDE[kind](200_000 + attempt))
         plugin = ContextPackPlugin(policy=policy, store=new_store(), on_error="raise")
-        added.append(wide_stall(answer, [plugin]) - wide_stall(answer, []))
+        with_plugin, alone = (longest(["Fetch it."], [call("fetch")], fetch, each) for each in ([plugin], []))
+        added.append(with_plugin - alone)
         if added[-1] <= MOST_SECONDS:
             break
     figure("wide_stall_seconds", max(0.0, min(added)))

@@ -13,15 +13,14 @@ from typing import Any
 
 import pytest
 from browsing import Browser
-from click.testing import CliRunner
 from google.genai import types
 from scripted import Chat, Memories, call, look_up, new_store, remembered
+from terminal import run
 from wording import FIRST_LINE, HANDED_OVER, HEADERS, REQUEST, SUMMARY_TITLE
 from writers import Writer
 
 from aether_context import PackPolicy, PackStore
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.cli import main
 from aether_context.lab.viewer import report
 
 Figure = Callable[[str, float], None]
@@ -217,8 +216,7 @@ def test_no_page_has_markup_of_a_text(odd_store: PackStore) -> None:
 def test_no_text_reaches_a_terminal_raw_or_begins_a_line(odd_store: PackStore, command: str) -> None:
     names = [place.rsplit("/", 1)[-1] for place in odd_store.places()]
     pack = [names[-1]] if command.split()[0] in ("inspect", "replay", "diff") else []
-    done = CliRunner().invoke(main, [*command.split(), *pack, "--store", odd_store.url])
-    assert done.exception is None or isinstance(done.exception, SystemExit)
+    done = run(*command.split(), *pack, store=odd_store, code=None)
     assert done.exit_code in (0, 1), done.output
     assert not _CONTROLS.search(done.output.replace("\n", ""))
     assert not [line for line in done.output.splitlines() if line.startswith(LINE)]

@@ -20,11 +20,11 @@ from google.genai import types
 from pydantic import BaseModel
 from restarting import Restarting
 from scripted import Chat, new_store
+from terminal import told
 from wire.servers import Claude, Gemini, Ollama, OpenAI, Provider, Refusal, Reply, serving
 
 from aether_context import PackPolicy
 from aether_context.adk import ContextPackPlugin
-from aether_context.lab.reading.cache import CacheWitness
 
 Way: TypeAlias = Literal["plugin", "alone", "compaction", "both", "observe"]
 Message: TypeAlias = str | types.Content | Callable[[list[Event]], types.Content]
@@ -382,7 +382,5 @@ def run(
 
 
 def breakers(chat: Chat) -> set[str]:
-    """Who made calls of a chat lose what a cache held, by the witness of caches."""
-    witness = CacheWitness()
-    losses = [witness.add(one, one.usage(chat.store.outcome(one))) for one in chat.store.manifests()]
-    return {loss.breaker for loss in losses if loss is not None}
+    """Who made calls of a chat lose what a cache held, as ``aether-context usage`` tells it."""
+    return set(told("usage", store=chat.store)["cache_losses"])
