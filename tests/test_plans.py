@@ -409,6 +409,18 @@ def test_each_part_of_a_plan_in_lists_stands_under_its_own_header(plan: str) -> 
     assert shown == dict(zip(headers, ("- Sell", "- 2: Weigh", "- no rust", "- 3: Ship"), strict=True))
 
 
+def test_the_list_of_a_coding_agent_is_read_without_a_warning() -> None:
+    todos = [("Read it", "Reading it", "completed"), ("Run it", "Running it", "pending")]
+    chat = told({"todos": [dict(zip(("content", "activeForm", "status"), one, strict=True)) for one in todos]})
+    assert "STEP:\n- Run it\n" in chat.sent[0].human()
+    assert notes(chat) == ""
+
+
+def test_conditions_beside_the_steps_of_a_german_plan_are_constraints() -> None:
+    chat = told("Schritte:\n1. Nägel sortieren\n2. Nägel wiegen\n\nNebenbedingungen: kein Rost")
+    assert "CONSTRAINTS:\n- kein Rost\n" in chat.sent[0].human()
+
+
 @pytest.mark.parametrize("before", ["", "Here it is:\n\n", "```json\n"])
 def test_a_plan_whose_text_ends_early_keeps_what_is_done(before: str) -> None:
     plan = json.dumps(

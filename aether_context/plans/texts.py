@@ -57,15 +57,13 @@ def readings(text: str) -> Iterator[tuple[Any, bool]]:
     starts = [match.start() for match in _BRACE.finditer(text)][:_MOST_BRACES]
     end = 0
     for start in starts:
-        ends_early = False
         with suppress(ValueError, RecursionError):
             try:
                 value, end = json.JSONDecoder().raw_decode(text, start) if start >= end else (None, end)
             except ValueError:  # what stands in an object that the text ends in is not read without it
-                value, ends_early = from_json(text[start:].encode("utf-8", "replace"), allow_partial=True), True
-                end = len(text) if value else end
+                value, end = from_json(text[start:].encode("utf-8", "replace"), allow_partial=True), len(text) + 1
             if isinstance(value, dict) or any(isinstance(item, dict) for item in value or ()):
-                yield value, ends_early
+                yield value, end > len(text)
     for start in starts[: 0 if end else 3]:
         last = max(text.rfind("}"), text.rfind("]")) + 1
         yield from (reading for reading in map(json_in, (text[start:last], text[start:])) if reading[0] is not None)
