@@ -299,7 +299,7 @@ class _Reader:
         extra_text = [(key, text) for key, text in texts.items() if _says_much(text)]
         name = current.step.id if current is not None and step is None else ""
         steps = tuple(leaf.step for leaf in self.leaves)
-        due = sorted((one for one in steps if one.status != "done"), key=lambda one: one.status != "claimed")[:1]
+        due = sorted((item for item in steps if item.status != "done"), key=lambda item: item.status != "claimed")[:1]
         is_due_cut = ends_early and (step is not None or (not self.skipped and due == [*steps[-1:]]))
         return ParsedPlan(
             plan=plan.model_copy(update={"steps": steps, "step": step, "current_step": name}),

@@ -72,8 +72,8 @@ def next_step(plan: PlanShape, current: StepShape) -> str:
     line; empty where none can."""
     done, name = done_steps(plan.steps) | {current.id}, current.id or current.text
     at = next((at for at, step in enumerate(plan.steps) if (step.id or step.text) == name), 0)
-    others = [*plan.steps[at:], *plan.steps[:at]]
-    later = [step for step in others if step.status == "ready" and (step.id or step.text) != name]
+    in_order = [*plan.steps[at:], *plan.steps[:at]]
+    later = [step for step in in_order if step.status == "ready" and (step.id or step.text) != name]
     step = next((step for step in later if done.issuperset(step.depends_on)), StepShape())
     return ": ".join(filter(None, (step.id, *step.text.splitlines()[:1])))
 
