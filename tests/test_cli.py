@@ -18,6 +18,7 @@ from typing import Any
 import packs
 import pytest
 from failing import FailingFileSystem
+from google.adk.models.llm_response import LlmResponse
 from scripted import Chat, call, look_up
 from terminal import run, told
 
@@ -533,7 +534,13 @@ def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore
     assert rows[1][-1] == rows[3][-1] == "estimated", "no cached tokens were reported of one call"
     assert "estimated" not in rows[2]
     assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
-    assert "1 packs have no answer on record" in run("usage", store=store).stdout
+    assert "packs without an answer on record, not counted: 1" in run("usage", store=store).stdout
+
+
+def test_usage_names_calls_that_failed_in_a_sentence_for_any_number_of_them() -> None:
+    chat = Chat(script=["fine", LlmResponse(error_code="OVERLOADED", error_message="try later")])
+    chat.say("one", "two")
+    assert "calls that failed, not counted: 1" in run("usage", store=chat.store).stdout.splitlines()
 
 
 def test_an_advised_command_names_its_store_where_the_environment_has_another(

@@ -390,6 +390,49 @@ def test_the_step_that_its_author_means_is_shown(wanted: dict[str, Any]) -> None
     assert set(shown.next) >= set(wanted.get("next", ()))
 
 
+LISTS = {
+    "a goal before boxes": "# Plan\n\n**Goal:** Sell\n\n- [x] 1. Sort\n- [ ] 2. Weigh\n- [ ] 3. Ship\n\n"
+    "**Constraints**\n- no rust",
+    "a goal before numbers": "Goal: Sell\n1. (done) Sort\n2. Weigh\n3. Ship\n\nConstraints:\n- no rust",
+    "bold headings": "**Goal**\nSell\n\n**Steps**\n1. ✅ Sort\n2. Weigh\n3. Ship\n\n**Constraints**\n- no rust",
+    "bare headings": "Goal\nSell\n\nSteps\n1. [x] Sort\n2. Weigh\n3. Ship\n\nConstraints\n- no rust",
+    "a number for the current step": "Goal: Sell\n\nSteps:\n1. Sort\n2. Weigh\n3. Ship\n\n"
+    "Current step: 2\nConstraints: no rust",
+}
+
+
+@pytest.mark.parametrize("plan", LISTS.values(), ids=LISTS)
+def test_each_part_of_a_plan_in_lists_stands_under_its_own_header(plan: str) -> None:
+    lines = told(plan).sent[0].human().splitlines()
+    headers = ("GOAL:", "STEP:", "CONSTRAINTS:", "NEXT:")
+    shown = {header: lines[lines.index(header) + 1] for header in headers}
+    assert shown == dict(zip(headers, ("- Sell", "- 2: Weigh", "- no rust", "- 3: Ship"), strict=True))
+
+
+def test_the_list_of_a_coding_agent_is_read_without_a_warning() -> None:
+    todos = [("Read it", "Reading it", "completed"), ("Run it", "Running it", "pending")]
+    chat = told({"todos": [dict(zip(("content", "activeForm", "status"), one, strict=True)) for one in todos]})
+    assert "STEP:\n- Run it\n" in chat.sent[0].human()
+    assert notes(chat) == ""
+
+
+def test_conditions_beside_the_steps_of_a_german_plan_are_constraints() -> None:
+    chat = told("Schritte:\n1. Nägel sortieren\n2. Nägel wiegen\n\nNebenbedingungen: kein Rost")
+    assert "CONSTRAINTS:\n- kein Rost\n" in chat.sent[0].human()
+
+
+@pytest.mark.parametrize("before", ["", "Here it is:\n\n", "```json\n"])
+def test_a_plan_whose_text_ends_early_keeps_what_is_done(before: str) -> None:
+    plan = json.dumps(
+        {"goal": "Sell", "steps": [{"text": "Sort", "status": "done"}, {"text": "Weigh"}, {"text": "Ship"}]}
+    )
+    chat = told(before + plan[:-10])
+    assert "STEP:\n- Weigh" in chat.sent[0].human()
+    assert "GOAL:\n- Sell" in chat.sent[0].human()
+    assert "not complete" in chat.latest().invalid_reason
+    assert set(chat.sent[0].declared) == {tool.__name__ for tool in TOOLS}, "the step is whole, and names no tools"
+
+
 def test_what_a_plan_says_beside_its_fields_is_named_and_read_by_the_model() -> None:
     plan = {
         "step": {"text": "Sell the nails", "acceptance": ["sold"], "why": "the buyer waits at the door"},

@@ -17,7 +17,7 @@ from google.adk.platform.time import reset_time_provider, set_time_provider
 from harbour import CARD, harbour, tide_table
 from packs import recording
 from plans import words
-from scripted import Chat, call, new_store
+from scripted import Chat, call, new_store, was_cut
 from terminal import run, told
 
 from aether_context import Manifest, PackPolicy, PackStore, why
@@ -191,7 +191,18 @@ def test_what_the_user_took_back_was_not_cut() -> None:
     chat.say("What colour?")
     (place,) = why(chat.store, "canoe").places
     assert [(span.first, span.form) for span in place.spans] == [(2, "whole"), (3, "absent")]
-    assert "the host had not loaded it" in place.spans[-1].act
+    assert "the host did not hand it over (rewound," in place.spans[-1].act
+
+
+def test_what_the_user_took_back_is_not_called_cut_once_what_came_after_it_is() -> None:
+    chat = Chat(policy=PackPolicy(max_input_tokens=1_500))
+    events = [chat.say(text)[0] for text in ("The kayak is blue.", "The canoe is green.", *map(words, (100, 101, 102)))]
+    back = {"user_id": chat.user, "session_id": chat.session, "rewind_before_invocation_id": events[1].invocation_id}
+    asyncio.run(chat.runner.rewind_async(**back))
+    chat.say(*(f"Turn {turn}: {words(90 + turn)}" for turn in range(8)))
+    assert was_cut(chat.latest()) or chat.latest().epoch.cut_count > 2
+    (verdict,) = why(chat.store, "canoe", most_packs=0).verdicts
+    assert "did not read it: the host did not hand it over (rewound," in verdict.sentence
 
 
 def test_a_result_that_was_taken_out_is_known_by_its_tool_and_its_address(chat: Chat) -> None:

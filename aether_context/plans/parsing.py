@@ -299,10 +299,12 @@ class _Reader:
         extra_text = [(key, text) for key, text in texts.items() if _says_much(text)]
         name = current.step.id if current is not None and step is None else ""
         steps = tuple(leaf.step for leaf in self.leaves)
+        due = sorted((item for item in steps if item.status != "done"), key=lambda item: item.status != "claimed")[:1]
+        is_due_cut = ends_early and (step is not None or (not self.skipped and due == [*steps[-1:]]))
         return ParsedPlan(
             plan=plan.model_copy(update={"steps": steps, "step": step, "current_step": name}),
             faults=tuple(faults),
-            may_list_tools=ends_early or bool(unreadable),
+            may_list_tools=is_due_cut or bool(unreadable),
             skipped_steps=tuple(self.skipped),
             extra_text=tuple(extra_text[:_MOST_EXTRA_TEXTS]),
             unknown_fields=unknown,

@@ -58,9 +58,12 @@ def readings(text: str) -> Iterator[tuple[Any, bool]]:
     end = 0
     for start in starts:
         with suppress(ValueError, RecursionError):
-            value, end = json.JSONDecoder().raw_decode(text, start) if start >= end else (None, end)
+            try:
+                value, end = json.JSONDecoder().raw_decode(text, start) if start >= end else (None, end)
+            except ValueError:  # what stands in an object that the text ends in is not read without it
+                value, end = from_json(text[start:].encode("utf-8", "replace"), allow_partial=True), len(text) + 1
             if isinstance(value, dict) or any(isinstance(item, dict) for item in value or ()):
-                yield value, False
+                yield value, end > len(text)
     for start in starts[: 0 if end else 3]:
         last = max(text.rfind("}"), text.rfind("]")) + 1
         yield from (reading for reading in map(json_in, (text[start:last], text[start:])) if reading[0] is not None)
@@ -263,6 +266,11 @@ class _Node:
         self.is_item, self.is_step = is_item, is_step
         self.below: list[_Node] = []
 
+    @property
+    def says_its_value(self) -> bool:
+        """Whether it is the label of a task or goal with that behind it, to which no list of steps belongs."""
+        return bool(self.text) and (field_of("plan", self.label) or ("",))[0] in ("task", "goal")
+
     def items(self) -> list[Any]:
         """The list below; none where most of it are questions, which a planner asks who has no plan yet."""
         items = [node.value() for node in self.below if node.is_item]
@@ -325,7 +333,7 @@ def read_outline(text: str) -> dict[str, Any]:
         while len(open_nodes) > 1 and (
             not (after_item or open_nodes[-1].level <= _MOST_HEADINGS) and (open_nodes[-1].text or open_nodes[-1].below)
             if is_prose
-            else open_nodes[-1].level >= node.level
+            else open_nodes[-1].level >= node.level or (node.is_step and open_nodes[-1].says_its_value)
         ):
             open_nodes.pop()
         open_nodes[-1].below.append(node)
@@ -347,7 +355,8 @@ def _node(line: str, body: str, labels: Mapping[str, int]) -> _Node:
     is_step = _ITEM.match(text) is not None
     rise = 0.5 if is_step and bullet is None else 0
     level = len(heading[1]) if heading is not None else _ITEM_LEVEL + indent - rise
-    match = _LABEL.fullmatch(text) or (_LABEL.fullmatch(f"{text}:") if heading is not None else None)
+    is_alone = heading is not None or (bullet is None and field_of("plan", text) is not None)
+    match = _LABEL.fullmatch(text) or (_LABEL.fullmatch(f"{text}:") if is_alone else None)
     if match is not None and not is_step:
         label, value = match[1].strip(" *_-`"), match[2].strip()
         is_known = field_of("plan", label) or field_of("step", label)

@@ -68,9 +68,12 @@ def ready_steps(steps: Sequence[StepShape]) -> tuple[StepShape, ...]:
 
 
 def next_step(plan: PlanShape, current: StepShape) -> str:
-    """The first step that can be claimed once the current one is done, as one line; empty where none can."""
+    """The first step behind the current one that can be claimed once that is done, else the first before it, as one
+    line; empty where none can."""
     done, name = done_steps(plan.steps) | {current.id}, current.id or current.text
-    later = [step for step in plan.steps if step.status == "ready" and (step.id or step.text) != name]
+    at = next((at for at, step in enumerate(plan.steps) if (step.id or step.text) == name), 0)
+    in_order = [*plan.steps[at:], *plan.steps[:at]]
+    later = [step for step in in_order if step.status == "ready" and (step.id or step.text) != name]
     step = next((step for step in later if done.issuperset(step.depends_on)), StepShape())
     return ": ".join(filter(None, (step.id, *step.text.splitlines()[:1])))
 

@@ -135,7 +135,7 @@ def _show_tools(store: PackStore, listed: Mapping[str, File], by: Sequence[str],
         return NOT_THERE if unreadable else 0
     print_table(("tool", ">requests", ">declared", ">results", ">cost"), uses.rows)
     if uses.unread:
-        say(f"{uses.unread:,} calls are not counted: their texts are not recorded, or they sent no pack")
+        say(f"calls whose texts are not recorded, or that sent no pack, not counted: {uses.unread:,}")
     for fault in unreadable:
         say_error(f"unreadable: {fault}", "red")
     return NOT_THERE if unreadable else 0
@@ -174,9 +174,9 @@ def _print(
         "~ holds calls whose provider reported no usage: the estimate stands for their input, 0 for their output": (
             whole["unreported_inputs"] or whole["unreported_outputs"]
         ),
-        f"{whole['unpriced_calls']:,} calls are of models without a known price": whole["unpriced_calls"],
-        f"{whole['failed']:,} calls failed and are not counted": whole["failed"],
-        f"{whole['unanswered']:,} packs have no answer on record and are not counted": whole["unanswered"],
+        f"calls of models without a known price: {whole['unpriced_calls']:,}": whole["unpriced_calls"],
+        f"calls that failed, not counted: {whole['failed']:,}": whole["failed"],
+        f"packs without an answer on record, not counted: {whole['unanswered']:,}": whole["unanswered"],
     }
     for note, holds in notes.items():
         if holds:

@@ -38,6 +38,7 @@ _AROUND = 60
 _MOST_PLACES = 40
 _SEARCHED = "; a search of "
 _NO_SEARCH = "turns was not made"
+_TAKEN_BACK = "the host did not hand it over (rewound, compacted, changed or not loaded), and the store did not give it"
 _SPACE = re.compile(r"\\[nrt]|\s+")
 _CANDIDATE_KINDS = ("memory", "note", "evidence", "recalled turn")
 
@@ -365,8 +366,8 @@ class _Search:
         if spot.kind not in ("message", "tool call", "tool result"):
             return replace(here, act="it was not sent with this call")
         holds = any(part.form == "summary" for part in holding) if built else None
-        if content_place(spot.id) >= manifest.epoch.cut_count:  # no cut of ours: rewound, compacted, a new session's
-            return replace(here, act="the host had not loaded it, and the store did not give it")
+        if last.act == _TAKEN_BACK or content_place(spot.id) >= manifest.epoch.cut_count:  # not cut here, nor since
+            return replace(here, act=_TAKEN_BACK)
         if last.form not in ("summarized", "left_out"):  # it was sent until then, if only as an extract
             act = "a call before had cut it, whose pack is not there"
             act = _cut(manifest, self.replayer.policy(manifest)) if last.form != "absent" else act
@@ -449,7 +450,7 @@ class _Search:
             sentence = f"Whether {agent} {verb} at {call} is not known: the texts of its request are not recorded."
         else:
             # Of several texts the reason is that of the one which was read last, or else came last.
-            current.sort(key=lambda pair: (_last_read(pair[0], number), bool(pair[1].act)))
+            current.sort(key=lambda it: (_last_read(it[0], number), bool(it[1].act), it[1].act == _TAKEN_BACK))
             spot, act = (current[-1][0], current[-1][1].act) if current else (places[0], "")
             reason = f": {act.partition(_SEARCHED)[0]}" if act else ""
             earlier = [it.last for at in places for it in at.spans if (it.holds or it.elsewhere) and it.last < number]
