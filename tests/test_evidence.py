@@ -253,8 +253,22 @@ ASKED_ROW = ("ORD-413", f"Customer {413 * 7919 % 10_007}", "413.09")
         + "</table>",
         "".join(f"<order>{''.join(f'<{name}>{cell}</{name}>' for name, cell in row.items())}</order>" for row in ROWS),
         "\n".join("- " + "\n  ".join(f"{name}: {cell}" for name, cell in row.items()) for row in ROWS),
+        f"The query returned 600 rows:\n{json.dumps(ROWS)}",
+        f"{json.dumps(ROWS)}\n\n[the query took 0.31 s]",
+        f"Results:\n```json\n{json.dumps(ROWS, indent=2)}\n```\nDone.",
     ],
-    ids=["python", "tuples", "columns", "data frame", "html", "xml", "yaml"],
+    ids=[
+        "python",
+        "tuples",
+        "columns",
+        "data frame",
+        "html",
+        "xml",
+        "yaml",
+        "behind words",
+        "before words",
+        "in a fence",
+    ],
 )
 def test_of_rows_in_any_writing_the_one_that_is_asked_for_is_whole_and_all_are_counted(text):
     shown = extract_of(text, f"What is the total of {ASKED_ROW[1]}?")
@@ -262,6 +276,16 @@ def test_of_rows_in_any_writing_the_one_that_is_asked_for_is_whole_and_all_are_c
     at = next(at for at, line in enumerate(lines) if ASKED_ROW[1] in line)
     assert all(cell in "\n".join(lines[at - 1 : at + 2]) for cell in ASKED_ROW)
     assert len(ROWS) in (shown.records, shown.total), (shown.records, shown.total)
+
+
+def test_words_around_json_stay_with_it_and_a_fence_does_not():
+    text = f"Found in the archive:\n```json\n{json.dumps(ROWS[:20])}\n```\nEnd of page 1."
+    view = lines_view(text)
+    assert isinstance(view.value, dict)
+    assert (view.value["before"], view.value["after"]) == ("Found in the archive:", "End of page 1.")
+    assert lines_view(f"```\n{json.dumps(ROWS[:20])}\n```").value == ROWS[:20]
+    prose = f"An order looks like this:\n{json.dumps(ROWS[0])}\n{'It is paid at the gate. ' * 20}"
+    assert lines_view(prose).value is None
 
 
 def test_bullets_of_prose_are_no_records():

@@ -13,6 +13,8 @@ import re
 import unicodedata
 from collections.abc import Mapping
 from contextlib import suppress
+from itertools import islice
+from typing import cast
 
 from pydantic_core import from_json
 
@@ -36,6 +38,10 @@ _ODD_ESCAPE = pattern(r"\\[^\\'\"nrtuxU]")
 _STRING_LINE = pattern(r'^([ \t]*(?:"[^"\n]*"[ ]?:[ ]?)?")(.*)("[ ]?,?)$', re.MULTILINE)
 _QUOTE = pattern(r'(?<!\\)"')
 """A line of JSON that is a text, and in it what its writer forgot to escape: a quote, as of inches."""
+_JSON_LINE = pattern(r"^[ \t]*(?=[\[{])", re.MULTILINE)
+"""Where JSON may begin that has words around it."""
+_FENCE = pattern(r"^[ \t]*`{3,}\w*[ \t]*$", re.MULTILINE)
+_MOST_STARTS = 8
 _NUMBER = pattern(r'("[^"\\]*(?:\\.[^"\\]*)*"?)|-?\d[\d.eE+-]*', re.DOTALL)
 """A string, which is left as it is, or a number."""
 
@@ -123,6 +129,27 @@ def read_json(text: str, *, as_written: bool = False) -> tuple[JSON, bool] | Non
             mended = _STRING_LINE.sub(lambda match: match[1] + _QUOTE.sub(r'\\"', match[2]) + match[3], stripped)
             return read_json(mended, as_written=as_written) if mended != stripped else None
     return from_json(readable, allow_partial="trailing-strings"), False
+
+
+def read_inside(text: str, *, as_written: bool = False) -> JSON:
+    """The JSON that a text mostly consists of, with the words around it; None where there is none.
+
+    Args:
+        as_written: as for `read_json`.
+    """
+    number = str if as_written else None
+    decoder = json.JSONDecoder(parse_float=number, parse_int=number)
+    for match in islice(_JSON_LINE.finditer(text[: len(text) // 5]), _MOST_STARTS):
+        with suppress(ValueError, RecursionError):
+            value, end = decoder.raw_decode(text, match.end())
+            if 5 * (end - match.end()) < 4 * len(text):
+                continue
+            around = [_FENCE.sub("", words).strip() for words in (text[: match.end()], text[end:])]
+            if not any(around):
+                return cast(JSON, value)
+            named: dict[str, JSON] = {"before": around[0], "json": value, "after": around[1]}
+            return {name: item for name, item in named.items() if item != ""}
+    return None
 
 
 def read_python(text: str) -> JSON:

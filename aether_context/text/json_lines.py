@@ -19,7 +19,7 @@ from itertools import chain, islice, pairwise
 from typing import NamedTuple
 
 from aether_context.canonical import JSON, in_pieces
-from aether_context.text.decoding import decoded, read_json, read_python
+from aether_context.text.decoding import decoded, read_inside, read_json, read_python
 from aether_context.text.patterns import pattern
 
 _COMPACT = json.JSONEncoder(ensure_ascii=False, separators=(",", ":")).encode
@@ -37,8 +37,10 @@ def read(text: str) -> JSON:
     """
     text = text.strip()
     is_complete = text.endswith(("}", "]"))
-    if len(text) > _MOST_CHARACTERS or not text.startswith(("{", "[")) or not (is_complete or _JSON_START.match(text)):
+    if len(text) > _MOST_CHARACTERS:
         return None
+    if not text.startswith(("{", "[")) or not (is_complete or _JSON_START.match(text)):
+        return read_inside(text, as_written=True)
     # A number at the cut may have lost digits.
     value = read_json(text if is_complete else text.rstrip("0123456789.+-eE"), as_written=True)
     if value is None or (not value[1] and (is_complete or 3 * len(json.dumps(value[0])) < len(text))):

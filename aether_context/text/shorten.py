@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from aether_context.canonical import JSON
 from aether_context.text import Counts
-from aether_context.text.decoding import decoded, printable, read_json, read_python
+from aether_context.text.decoding import decoded, printable, read_inside, read_json, read_python
 from aether_context.text.digest import digest
 from aether_context.text.entities import entities_of
 from aether_context.text.json_lines import (
@@ -59,6 +59,8 @@ def lines_view(text: str) -> View:
     # ``str`` of a tool's rows; what was written by hand has lines, and comments in them.
     if parsed is None and inside[:1] in ("[", "{") and "\n" not in inside:
         parsed = (rows, True) if (rows := read_python(inside)) is not None else None
+    if parsed is None and len(text) <= _MOST_JSON:
+        parsed = (framed, True) if (framed := read_inside(inside)) is not None else None
     if parsed is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
     value, is_complete = unfolded(parsed[0]), parsed[1]
