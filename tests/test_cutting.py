@@ -16,7 +16,7 @@ from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, exact, inside, look_up, new_store, was_cut
 from wording import SUMMARY_TITLE
 
-from aether_context import PackPolicy, packing
+from aether_context import PackPolicy
 from aether_context.conversation import Budget, Conversation
 from aether_context.pack import Content, ContentForm, Host, Identity, PackInput, Request, Step
 from aether_context.packing import build_pack
@@ -421,24 +421,4 @@ def test_a_pack_without_thoughts_whose_first_build_ranked_candidates_replays() -
     chat.llm.usage = False
     for number in range(14):
         chat.say(f"Question {number}: where is it?")
-    chat.replays()
-
-
-def test_a_message_that_cuts_is_fitted_once_for_its_cut_and_once_for_its_pack(monkeypatch: pytest.MonkeyPatch) -> None:
-    fits, fit = list[bool](), packing.fit_to_window
-
-    def counted(draft: Any, contents: Any) -> Any:
-        fits.append(draft.at_cut)
-        return fit(draft, contents)
-
-    monkeypatch.setattr(packing, "fit_to_window", counted)
-    chat, numbers = Chat(policy=PackPolicy(max_input_tokens=2_500)), list[int]()
-    for number in range(24):
-        chat.say(f"Order A-{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 20)
-        numbers.append(len(fits))
-        fits.clear()
-    fits_at_cut = {count for manifest, count in zip(chat.manifests(), numbers, strict=True) if was_cut(manifest)}
-    assert fits_at_cut == {2}
-    proposed = [manifest for manifest in chat.manifests() if manifest.remaining is not None]
-    assert proposed == [manifest for manifest in chat.manifests() if was_cut(manifest)]
     chat.replays()

@@ -161,14 +161,12 @@ class Search(NamedTuple):
     ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
     service's, empty where that scored none. ``room`` is the most tokens that turns may take that come back, which a
     cut of the default strategy leaves free; 0 where none may, and where it was not measured, since a call adds little.
-    ``remaining`` are the positions of the contents that a proposed cut leaves, None where none is proposed.
     """
 
     turns: int | None = None
     embedder: str = "none"
     memory_embedder: str = ""
     room: int = 0
-    remaining: frozenset[int] | None = None
 
 
 class Previous(NamedTuple):

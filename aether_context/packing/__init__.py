@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
-from functools import partial
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
@@ -30,7 +29,7 @@ from aether_context.tokens.cache import PackCounter, TokenCache
 
 __all__ = ["build_pack", "next_input", "turns_to_find"]
 
-_MOST_CHOICES = 2
+_MOST_CHOICES = 3
 """Upper bound on rounds of selection. A further round is needed where a cut removes text that made a candidate a
 duplicate."""
 
@@ -42,21 +41,18 @@ def build_pack(
     counter: TokenCounter | None = None,
     cache: TokenCache | None = None,
     recorded: Mapping[str, int] | None = None,
-    proposes: bool = False,
 ) -> Pack:
     """Builds the request of one model call, with the account of it.
 
     Equal arguments give equal packs, byte for byte, on every machine.
 
-    Candidates that the conversation says anyway are left out. A cut takes those words out of it, and ends the prefix
-    anyway: so it is proposed first, and then all is chosen for what it leaves.
+    Candidates that the conversation says anyway are left out. Where a cut takes those words out of it, candidates are
+    chosen once more, since the prefix ends there anyway; and again where those that are chosen push more of it out.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
         cache: counts and shortened contents by digest, kept between packs for speed.
         recorded: counts of an earlier build, by short digest; they come before the counter's.
-        proposes: whether a cut is only proposed where candidates are chosen anew. The pack's source then has what the
-            cut leaves, so that what answers the request can be looked for in the rest, and the pack built with it.
 
     Raises:
         StepTooLarge: system, task and tools alone exceed the input budget, and the policy's ``on_invalid`` is not
@@ -64,36 +60,31 @@ def build_pack(
     """
     model = source.request.model
     pack_counter = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    pack = _build(source, policy, pack_counter, proposes=proposes)
+    pack = _build(source, policy, pack_counter)
     # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
     if end := stale_thoughts(pack):
         thoughtless, weighed = source._replace(epoch=replace(source.epoch, thoughts=end)), pack.to_store.chose
-        is_cut = any(event.stage == "cut" for event in pack.events)
-        pack = _build(thoughtless, policy, pack_counter, proposes=proposes, is_cut_due=is_cut)
+        pack = _build(thoughtless, policy, pack_counter, is_cut_due=any(event.stage == "cut" for event in pack.events))
         to_store = pack.to_store._replace(weighed=weighed)
         pack = pack._replace(source=pack.source._replace(epoch=source.epoch), to_store=to_store)
     return pack
 
 
-def _build(
-    source: PackInput, policy: PackPolicy, counter: PackCounter, *, proposes: bool, is_cut_due: bool = False
-) -> Pack:
+def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
     """Builds a pack with the signed thoughts that the epoch of its input leaves."""
-    start, remaining = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due), source.search.remaining
-    base = start(at_cut=remaining is not None)
+    base = start_draft(source, policy, counter)
+    base.is_cut_due = is_cut_due
     sent_contents = base.history.items
-    if remaining is not None:
-        sent_contents = tuple(item for item in sent_contents if base.position(item) in remaining)
-    base = start(at_cut=True) if base.is_sure_to_cut else base
     draft = fit_to_window(base, sent_contents)
-    if draft.history.cut and not base.at_cut and base.chooses_at_cut:
-        base, sent_contents = start(at_cut=True), draft.history.items
-        draft = fit_to_window(base, sent_contents)
-    if proposes and base.at_cut:
-        proposal = render_pack(draft)
-        positions = frozenset(map(draft.position, draft.history.items))
-        return proposal._replace(source=source._replace(search=source.search._replace(remaining=positions)))
-    for _ in range(_MOST_CHOICES - base.at_cut):
+    # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
+    # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
+    has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
+    chooses_again = base.is_worth_choosing_again and not has_new_choice
+    if draft.history.cut and chooses_again:
+        base = start_draft(source, policy, counter, at_cut=True)
+        base.is_cut_due = is_cut_due
+        sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
+    for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):
             break
         sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
@@ -105,9 +96,7 @@ def _build(
     return render_pack(draft)
 
 
-def start_draft(
-    source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False, is_cut_due: bool = False
-) -> Draft:
+def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
     agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
     columns = counter.columns(agent)
@@ -115,20 +104,17 @@ def start_draft(
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
-    draft.is_cut_due = is_cut_due
     draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window
-    needed_tokens = draft.needed_tokens
-    most_tokens = needed_tokens + draft.input_budget - draft.countable_budget
-    window = exceeding(most_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
+    needed_tokens = draft.needed_tokens + draft.input_budget - draft.countable_budget
+    window = exceeding(needed_tokens, source.window, limit, policy.budget, source.output_tokens) if limit else 0
     if window > source.window:
         host = source.host._replace(window_mark="default_exceeded")
         draft.input = source._replace(window=window, host=host)
     apply_epoch(draft)
     draft.kept_results = tuple(results_to_keep(draft)) if policy.offload.tools else ()
     leave_out_media(draft)
-    draft.is_full = needed_tokens + draft.conversation_tokens() > draft.input_budget + draft.spare_tokens
     return draft
 
 

@@ -165,7 +165,6 @@ class Draft:
         columns: what earlier calls derived of the conversation's contents.
         raw_tokens: tokens of each content as the host gave it.
         at_cut: whether the conversation is being cut, so that everything is chosen again.
-        is_full: whether conversation, request, instruction and declarations are more than may be counted.
         past_end: the index before which contents belong to turns of the model that are over, or their signed thoughts
             have left.
         thoughts_end: the index before which signed thoughts have left.
@@ -185,7 +184,6 @@ class Draft:
     raw_tokens: tuple[int, ...] = field(init=False)
     at_cut: bool = False
     is_cut_due: bool = False
-    is_full: bool = False
     past_end: int = 0
     thoughts_end: int = 0
     tools: ToolSelection = field(init=False)
@@ -225,32 +223,20 @@ class Draft:
         return bool(self.input.host.asked) and self.input.host.asked != self.input.epoch.asked
 
     @property
-    def is_sure_to_cut(self) -> bool:
-        """Tells whether a message cuts the conversation whatever is chosen beside it, since the window is full."""
-        is_message = not (self.at_cut or self.epoch.has_chosen or self.input.host.passthrough_reason)
-        return is_message and self.is_full and self.policy.conversation.strategy == ("epochs",)
+    def is_worth_choosing_again(self) -> bool:
+        """Tells whether a cut in the middle of a loop calls for another choice of candidates.
 
-    @property
-    def chooses_at_cut(self) -> bool:
-        """Tells whether a cut calls for another choice of candidates.
-
-        In the middle of a loop, for stored results alone, it does so where little is in front of what the cut rewrites.
-        They would be listed in the loop's first message, and a provider would read that, and the summary behind it,
-        once more; the summary names most of them until the user's next message. Recorded runs at 8,000 tokens cost .174
-        with a list at each cut, and .165 so, with lists of twice today's size.
+        For stored results alone it does so where little is in front of what the cut rewrites. They would be listed in
+        the loop's first message, and a provider would read that, and the summary behind it, once more; the summary
+        names most of them until the user's next message. Recorded runs at 8,000 tokens cost .174 with a list at each
+        cut, and .165 so, with lists of twice today's size.
         """
         source, raw = self.input, self.request_content
-        if not self.epoch.has_chosen:
-            return True
         waiting = all(entry.layer == "evidence" and not entry.kind for entry in source.candidates)
-        if not waiting or source.validity != "unplanned" or raw is None:
+        if not waiting or source.request.first_call or source.validity != "unplanned" or raw is None:
             return bool(source.candidates)
         prefix_tokens = self.counter.content(raw) + summary_tokens(self.counter, source.epoch.summary)
         return bool(source.candidates) and prefix_tokens <= _SHORT_PREFIX * source.window
-
-    def position(self, item: Outgoing) -> int:
-        """The place of a content in the host's list."""
-        return self.input.request.positions[item.origin]
 
     def note(self, *events: TruncationEvent) -> None:
         self.account = self.account._replace(events=(*self.account.events, *events))

@@ -256,8 +256,6 @@ class Manifest(Record):
     were searched."""
     recall_room: int = 0
     """Most tokens of turns that come back, since they answer the request; 0 where none may, or the call adds little."""
-    remaining: tuple[tuple[int, int], ...] | None = None
-    """Positions of the contents that a proposed cut left, where candidates were chosen anew for it; else null."""
     layer_budgets: Mapping[BudgetName, LayerBudget]
     """The budget of each layer after lending; ``slack_min`` is kept free for the answer."""
     allocation: Mapping[Layer, LayerTokens]

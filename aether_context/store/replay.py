@@ -188,7 +188,6 @@ class Replayer:
             summary=texts[epoch.summary] if epoch.summary else "",
             payloads=tuple(replace(message, text=texts[message.text]) for message in epoch.payloads),
         )
-        remaining = manifest.remaining
         offered = parse_json(texts[manifest.offered], TEXT_DIGITS) if manifest.offered else {}
         return PackInput(
             identity=Identity(**values_of(manifest, *Identity._fields)),
@@ -202,13 +201,7 @@ class Replayer:
             epoch=epoch,
             host=Host(**values_of(manifest, *OF_HOST)),
             usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
-            search=Search(
-                turns=manifest.searched,
-                embedder=manifest.embedder,
-                memory_embedder=manifest.memory_embedder,
-                room=manifest.recall_room,
-                remaining=None if remaining is None else frozenset(_indices(remaining, len(request.positions))),
-            ),
+            search=Search(manifest.searched, manifest.embedder, manifest.memory_embedder, manifest.recall_room),
             problems=tuple(offered.get("problems", ())),
             summaries={key: texts[name] for key, name in manifest.summaries.items()},
             wording=dict(setting.wording),

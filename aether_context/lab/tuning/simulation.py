@@ -278,13 +278,11 @@ class Simulation:
         source = source._replace(search=source.search._replace(room=room))
         if source.request.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions), room)
-        pack = build(source, proposes=True)
-        recalling = source
+        pack = build(source)
         if (turn_search := turns_to_find(pack)) is not None:
             recalling = self._recalling(call, source, policy, *turn_search)
-        if (remaining := pack.source.search.remaining) is not None:
-            recalling = recalling._replace(search=recalling.search._replace(remaining=remaining))
-        return pack if recalling is source else build(recalling)
+            pack = build(recalling) if recalling.search.turns is not None else pack
+        return pack
 
     def _recalling(
         self, call: RecordedCall, source: PackInput, policy: PackPolicy, whole: frozenset[int], room: int
