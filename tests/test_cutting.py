@@ -422,3 +422,13 @@ def test_a_pack_without_thoughts_whose_first_build_ranked_candidates_replays() -
     for number in range(14):
         chat.say(f"Question {number}: where is it?")
     chat.replays()
+
+
+def test_a_message_that_a_strategy_keeps_stays_where_a_new_result_can_become_shorter() -> None:
+    policy = PackPolicy(max_input_tokens=1_000, conversation={"strategy": ["heads_tails", "epochs"]})
+    script = [words(400), call("big_file", name="a", lines=300), "It is long."]
+    chat = Chat(policy=policy, tools=[big_file, look_up], instruction=words(60, "rule"), script=script)
+    chat.say("The depot is green.", "Read the file.")
+    assert "The depot is green." in chat.sent[-1].contents[0].parts[0].text
+    assert any(event.stage == "emergency" for event in chat.latest().truncation_events)
+    chat.replays()

@@ -390,3 +390,16 @@ def test_children_of_the_same_name_leave_the_parents_cut_alone() -> None:
     values = aether(state_of(chat)).values()
     assert {value["session"] for value in values if isinstance(value, dict) and "session" in value} == {"s1"}
     chat.replays()
+
+
+@DEPRECATED
+def test_of_many_reports_that_find_no_room_only_as_many_leave_as_have_to() -> None:
+    others = [agent(f"scout{at}", [f"Report {at}: {words(60, f'r{at}w')}"]) for at in range(6)]
+    chat = Chat(
+        agent=SequentialAgent(name="team", sub_agents=[*others, agent("last", ["Done."])]),
+        policy=PackPolicy(max_input_tokens=1_000),
+    )
+    chat.say("Report, please.")
+    shown = [at for at in range(6) if f"Report {at}:" in chat.sent[-1].text]
+    assert shown == [2, 3, 4, 5]
+    chat.replays()
