@@ -445,8 +445,15 @@ def test_the_doctor_finds_nothing_wrong_where_all_works(store: PackStore) -> Non
     (manifest,) = chat.manifests()
     for words in ("google-adk", "python 3", store.url, manifest.pack_id, manifest.counter, manifest.embedder):
         assert any(words in line for line in lines), words
+    assert lines[-1].startswith("no problem: ")
     found = told("doctor", store=store)
     assert (found["packs"], found["problems"]) == ("1", [])
+
+
+def test_the_doctor_says_where_no_extra_is_installed(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
+    packs.talk(store, 1)
+    monkeypatch.setattr("aether_context.lab.cli.doctor.find_spec", lambda _: None)
+    assert re.search("^extras +none is installed$", run("doctor", store=store).stdout, re.MULTILINE)
 
 
 def test_the_doctor_knows_every_extra_for_users(store: PackStore, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -462,14 +469,18 @@ def test_the_doctor_names_what_recent_packs_could_not_do(tmp_path: Path, monkeyp
     chat.say("hello")
     answered(chat.store, packs.chain(chat.store, 1)[0], 9, error_code="429")
     monkeypatch.setenv("AETHER_CONTEXT_POLICY", "nope")
-    lines = [line for line in run("doctor", store=chat.store, code=1).stdout.splitlines() if "problem: " in line]
+    output = run("doctor", store=chat.store, code=1).stdout
+    assert "no problem" not in output
+    lines = [line for line in output.splitlines() if "problem: " in line]
     for words in ("none.json cannot be read", "a call of gemini-2.5-flash failed: 429", "'nope' is neither a profile"):
         assert sum(words in line for line in lines) == 1, lines
 
 
 def test_the_doctor_tells_a_store_that_cannot_be_written_or_read(tmp_path: Path) -> None:
     store = PackStore(tmp_path / "packs")
-    assert "there is no such store" in run("doctor", store=store, code=1).stdout
+    output = run("doctor", store=store, code=1).stdout
+    assert "there is no such store" in output
+    assert "--store" in output, "what to do"
     assert not (tmp_path / "packs").exists()
     manifest = packs.chain(store, 1)[0]
     spoil(store, manifest, BROKEN["truncated"])
@@ -535,6 +546,13 @@ def test_usage_compares_estimates_with_reports_by_agent_and_day(store: PackStore
     assert "estimated" not in rows[2]
     assert rows[2][-2] == f"{sum(one.request_tokens // 2 for one in first) / reported:.0%}"
     assert "packs without an answer on record, not counted: 1" in run("usage", store=store).stdout
+
+
+def test_usage_knows_no_closeness_of_estimates_where_no_provider_reported_any(store: PackStore) -> None:
+    packs.talk(store, 1)
+    header, row, all_calls = [line.split() for line in run("usage", store=store).stdout.splitlines()[:3]]
+    at = header.index("estimated")
+    assert row[at : at + 5] == all_calls[at - 1 : at + 4] == ["unknown"] * 5
 
 
 def test_usage_names_calls_that_failed_in_a_sentence_for_any_number_of_them() -> None:

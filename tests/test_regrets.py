@@ -9,6 +9,7 @@ import pytest
 from keeping import CURE, NOTHING_RETURNS, changed
 from plans import words
 from scripted import Chat, call, was_cut
+from teams import agent
 from terminal import run, told
 
 from aether_context import PackPolicy
@@ -60,6 +61,17 @@ def test_planted_repeats_are_found_and_no_other(monkeypatch: pytest.MonkeyPatch)
     output = run("regrets", store=chat.store).stdout
     assert "call 10 of session s1: said again" in output
     assert re.search(r"^5 texts came back after a cut: [\d,]+ tokens, \$0\.00\d+$", output, re.MULTILINE)
+
+
+def test_a_second_transfer_to_an_agent_is_no_regret(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "_MOST_PACKS", 0)
+    there, back = (call("transfer_to_agent", agent_name=name) for name in ("dock", "clerk"))
+    dock = agent("dock", [back, f"Noted. {words(250, 'd')}"] * 10, tools=[])
+    clerk = agent("clerk", [there, f"Noted. {words(250, 'c')}"] * 10, tools=[], sub_agents=[dock])
+    chat = Chat(policy=TIGHT, agent=clerk)
+    chat.say(*(f"Turn {turn}: {words(150, f't{turn}w')}" for turn in range(10)))
+    assert sum(was_cut(manifest) for manifest in chat.manifests()) > 1
+    assert told("regrets", store=chat.store)["regrets"] == []
 
 
 @pytest.mark.slow

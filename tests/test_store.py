@@ -18,7 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from packs import recording
 from scripted import Chat, call, sound
-from terminal import run, told
+from terminal import run
 from upkeep import delete_older, forget
 from wording import FORGOTTEN
 
@@ -282,6 +282,13 @@ def test_where_the_store_is_slow_an_agent_whose_user_is_forgotten_records_whole_
     chat.replays()
 
 
+def test_forgetting_a_user_names_what_it_leaves_to_adks_services(store):
+    store.write(recording())
+    words = ("forget", "--app", "app", "--user", "user")
+    assert "ADK's services" not in run(*words, store=store).stderr
+    assert "sessions and memories in ADK's services stay" in run(*words, "--yes", store=store).stderr
+
+
 def test_forget_by_age_shows_before_it_deletes(tmp_path):
     store = PackStore(tmp_path)
     store.write(recording())
@@ -291,7 +298,9 @@ def test_forget_by_age_shows_before_it_deletes(tmp_path):
     assert "2 files, " in output
     assert "nothing was deleted: add --yes" in output
     assert paths(store) == before
-    (user,) = told("forget", "--older-than", 0, "--yes", store=store)["users"]
+    result = run("forget", "--older-than", 0, "--yes", "--json", store=store)
+    assert "ADK" not in result.stderr
+    (user,) = json.loads(result.stdout)["users"]
     assert (user["user"], user["files"], user["unreadable"]) == ("app/user", 2, [])
     assert paths(store) == set()
 

@@ -425,6 +425,10 @@ def usage() -> None:
     Below it lists what each strategy did to the requests, with the tokens that it freed and those that had to be read
     anew, and an estimate of what the same calls would have read without packs.
 
+    Of the calls whose provider reported usage, p50 and p95 are the median and the 95th percentile of how far estimates
+    were off, and bias is how far their sum was. A cache is lost to what changed a request's beginning, such as a cut,
+    the tools or the pack's own message, or to the provider, which did not serve an equal one.
+
     Costs are list prices of the `genai-prices` package at the time of each call. What a provider did not report, and
     what has no known price, is unknown and never 0. Days are in UTC.
     """
@@ -445,7 +449,7 @@ def forget() -> None:
 
     These are packs, messages, evidence, summaries, calibration, artifacts in the same store, and what waits on this
     machine to be written. With a session those of the agents that ran as tools for it go, too; evidence that other
-    sessions name stays. Memories in a memory service are not touched, and neither are files that are not ours.
+    sessions name stays. Not touched are sessions and memories in ADK's services, and files that are not ours.
 
     With --older-than packs go by chains, from one cut to the next: a chain that goes on stays whole. Artifacts stay.
 

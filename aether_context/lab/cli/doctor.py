@@ -48,10 +48,15 @@ def show_findings(url: str, *, as_json: bool) -> int:
     if as_json:
         print_json(findings | {"problems": sentences})
     else:
-        cells = (cell if type(cell) is str else ", ".join(cell) for cell in findings.values())
+        cells = (cell if type(cell) is str else ", ".join(cell) or "none is installed" for cell in findings.values())
         print_table(("", ""), zip(findings, cells, strict=True))
         for sentence in sentences:
             say(f"problem: {sentence}", "red")
+        if not sentences:
+            say(
+                f"no problem: the store takes writes, and the newest packs, up to {_RECENT}, did all that was asked",
+                "green",
+            )
     return FAILED if problems else 0
 
 

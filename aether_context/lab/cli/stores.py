@@ -96,6 +96,8 @@ def forget_files(
     for plan in plans.values() if delete else ():
         carry_out(store, plan, partial(progress, noun="files"))
     _show(store, plans, whose, delete, as_json)
+    if delete and days is None:
+        say_error("sessions and memories in ADK's services stay: delete them there, too")
     return NOT_THERE if any(plan.unreadable for plan in plans.values()) else 0
 
 

@@ -63,8 +63,8 @@ class _Group:
             **totals.cost_fields,
             "estimate": {
                 **accuracy(self.pairs)._asdict(),
-                "estimated_tokens": sum(estimated for estimated, _ in self.pairs),
-                "reported_tokens": sum(reported for _, reported in self.pairs),
+                "estimated_tokens": sum(estimated for estimated, _ in self.pairs) if self.pairs else None,
+                "reported_tokens": sum(reported for _, reported in self.pairs) if self.pairs else None,
             },
         }
 

@@ -10,6 +10,7 @@ from itertools import pairwise
 from typing import Literal, TypeAlias
 
 from aether_context.conversation.epoch import is_live
+from aether_context.conversation.turns import TRANSFER
 from aether_context.errors import AetherContextError
 from aether_context.evidence.record import READERS
 from aether_context.lab.exam.recordings import RecordedCall, RecordedSession, folders, recorded_sessions
@@ -124,7 +125,7 @@ def _asked_again(call: RecordedCall, cut_at: Mapping[int, int]) -> Iterator[Regr
         for result in results
         if result.call is not None
     ]
-    for part in (part for content in call.answer for part in content.calls):
+    for part in (part for content in call.answer for part in content.calls if part.name != TRANSFER):
         same = [pair for pair in pairs if (pair[3].name, pair[3].text) == (part.name, part.text)]
         anew = "".join([part.name, part.text, *(text for _, text, at, _ in same if at == call.length)])
         kind: Return = "asked again"
