@@ -35,9 +35,7 @@ _COLUMNS = (">call", "pack", "time (UTC)", "app", "user", "session", "agent", ">
 def require(store: PackStore) -> PackStore:
     """The store; `StoreError` where it does not exist."""
     if not store.files.is_there():
-        raise StoreError(
-            f"no packs in {store.url}: there is no such store. Name the one that the app writes to: --store URL"
-        )
+        raise StoreError(f"no packs in {store.url}: there is no such store. Name another with --store URL")
     return store
 
 
