@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,7 +17,7 @@ from plans import loop, small, turns, words
 from scripted import Chat, big_file, call, exact, inside, look_up, new_store, was_cut
 from wording import SUMMARY_TITLE
 
-from aether_context import PackPolicy
+from aether_context import PackPolicy, packing
 from aether_context.conversation import Budget, Conversation
 from aether_context.pack import Content, ContentForm, Host, Identity, PackInput, Request, Step
 from aether_context.packing import build_pack
@@ -431,4 +432,24 @@ def test_a_message_that_a_strategy_keeps_stays_where_a_new_result_can_become_sho
     chat.say("The depot is green.", "Read the file.")
     assert "The depot is green." in chat.sent[-1].contents[0].parts[0].text
     assert any(event.stage == "emergency" for event in chat.latest().truncation_events)
+    chat.replays()
+
+
+def test_a_message_that_cuts_is_fitted_for_its_proposal_and_for_its_pack(monkeypatch: pytest.MonkeyPatch) -> None:
+    fits, fit = list[bool](), packing.fit_to_window
+
+    def counted(draft: Any, contents: Any) -> Any:
+        fits.append(draft.at_cut)
+        return fit(draft, contents)
+
+    monkeypatch.setattr(packing, "fit_to_window", counted)
+    chat, numbers = Chat(policy=PackPolicy(max_input_tokens=2_500)), list[int]()
+    for number in range(24):
+        chat.say(f"Order A-{number} of unit{number}.py goes to gate {number}. " + f"word{number} and more " * 60)
+        numbers.append(len(fits))
+        fits.clear()
+    cuts = [(manifest, count) for manifest, count in zip(chat.manifests(), numbers, strict=True) if was_cut(manifest)]
+    assert len(cuts) > 2
+    assert statistics.median(count for _, count in cuts) == 2
+    assert any(manifest.remaining for manifest, _ in cuts)
     chat.replays()

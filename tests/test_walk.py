@@ -26,8 +26,8 @@ from aether_context.adk import ContextPackPlugin
 from aether_context.policy import Limit, Range
 
 CEILINGS = {
-    "code": 29_170,
-    "code that a call can run": 23_110,
+    "code": 29_210,
+    "code that a call can run": 23_140,
     "homonyms": 0,
     "clauses%": 3.0,
     "vague": 216,

@@ -274,8 +274,8 @@ class RequestPacker:
         return await self._parts.recall.turns(prepared, session, whole, source.search.room)
 
     async def _build(self, prepared: PreparedCall, pick: Pick, session: AgentSession) -> tuple[PreparedCall, Pack]:
-        """The pack; where it cuts turns, it is built again with those of them that answer the request, and once more
-        with what a model writes for it, where the policy names one."""
+        """The pack; where it cuts turns, it is built with those of them that answer the request, and once more with
+        what a model writes for it, where the policy names one."""
         policy, last, name = prepared.call.policy, prepared.call.last, pick.counter.name
         source = prepared.source
         calibration = await self._parts.calibrations.calibration(source, name, prepared.call, session)
@@ -283,7 +283,7 @@ class RequestPacker:
         usage = source.usage._replace(calibration=calibration)
         prepared = prepared.with_source(problems=problems, usage=usage)._replace(counter=name)
 
-        async def build(source: PackInput) -> Pack:
+        async def build(source: PackInput, *, proposes: bool = False) -> Pack:
             """A pack, off the event loop where that would be felt: for a message, with much that is new, with a cut or
             masks, or with a provider that is asked."""
             previous = last.pack if last is not None else None
@@ -291,7 +291,7 @@ class RequestPacker:
 
             def build_now() -> Pack:
                 sent_input = self._sent_input(source, policy)
-                return build_pack(sent_input, policy, counter=pick.counter, cache=session.cache)
+                return build_pack(sent_input, policy, counter=pick.counter, cache=session.cache, proposes=proposes)
 
             if pick.may_wait:
                 return await counted_in_time(pick.name, build_now)
@@ -301,15 +301,16 @@ class RequestPacker:
             await take_turn()  # else the packs of many sessions, built meanwhile, would be sent in one round
             return pack
 
-        # What a cut would leave out is known only once a pack is built; then it is searched, and the pack built again.
-        pack, source = await build(prepared.source), prepared.source
+        # What a cut takes is known once it is proposed; then it is searched, and the pack built.
+        pack, source = await build(prepared.source, proposes=True), prepared.source
         prepared = self._with_readers(prepared, pack)
-        if self._parts.on_cut is not None and prepared.source is not source:  # it is asked of what leaves in the end
-            pack, source = await build(prepared.source), prepared.source
+        if prepared.source is not source:  # with readers less may leave
+            pack, source = await build(prepared.source, proposes=True), prepared.source
         prepared = await self._asked_of_cut(prepared, pack)
         if (search := turns_to_find(pack)) is not None:
             prepared = await self._parts.recall.turns(prepared, session, *search)
-        if prepared.source is not source:
+        if pack.is_proposed or prepared.source is not source:
+            prepared = prepared.with_source(search=prepared.source.search._replace(remaining=pack.remaining))
             pack = await build(prepared.source)
         if self._parts.asks_models and pack.to_store.summary_requests:
             pack, cost = await self._parts.summarizer.summarize(pack, policy, build)

@@ -161,12 +161,14 @@ class Search(NamedTuple):
     ``embedder`` names the embedder that scored the candidates that came without a score, ``memory_embedder`` the memory
     service's, empty where that scored none. ``room`` is the most tokens that turns may take that come back, which a
     cut of the default strategy leaves free; 0 where none may, and where it was not measured, since a call adds little.
+    ``remaining`` are the positions of the contents that a cut left which was proposed for this call, None without one.
     """
 
     turns: int | None = None
     embedder: str = "none"
     memory_embedder: str = ""
     room: int = 0
+    remaining: frozenset[int] | None = None
 
 
 class Previous(NamedTuple):
@@ -294,7 +296,9 @@ class Pack(NamedTuple):
     ``sent`` is the request as blocks, for the comparison with the next one. ``rows`` say what became of each content
     that came in, in order, then of each other candidate. ``events`` are the decisions to leave out or to shorten,
     ``acts`` what strategies did. ``epoch_reason`` is why an epoch begins with this pack, None where none does.
-    ``framing_tokens`` are those that the provider adds around the contents' texts.
+    ``framing_tokens`` are those that the provider adds around the contents' texts. ``remaining`` are the positions of
+    the contents that a cut of this pack leaves, None without one; ``is_proposed`` says that candidates are still to be
+    chosen anew behind it.
     """
 
     source: PackInput
@@ -313,6 +317,8 @@ class Pack(NamedTuple):
     tokens: RequestTokens
     framing_tokens: int
     to_store: ToStore
+    remaining: frozenset[int] | None = None
+    is_proposed: bool = False
 
     @property
     def checksum(self) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from copy import copy
 from dataclasses import replace
+from functools import partial
 
 from aether_context.pack import Outgoing, Pack, PackInput
 from aether_context.packing.allocation import exceeding
@@ -41,6 +42,7 @@ def build_pack(
     counter: TokenCounter | None = None,
     cache: TokenCache | None = None,
     recorded: Mapping[str, int] | None = None,
+    proposes: bool = False,
 ) -> Pack:
     """Builds the request of one model call, with the account of it.
 
@@ -48,11 +50,14 @@ def build_pack(
 
     Candidates that the conversation says anyway are left out. Where a cut takes those words out of it, candidates are
     chosen once more, since the prefix ends there anyway; and again where those that are chosen push more of it out.
+    What a proposed cut leaves comes back in the input's search, and all is chosen for that at once.
 
     Args:
         counter: counts tokens; the built-in estimate for the request's model by default.
         cache: counts and shortened contents by digest, kept between packs for speed.
         recorded: counts of an earlier build, by short digest; they come before the counter's.
+        proposes: whether a cut behind which candidates are chosen anew is only proposed, so that what answers the
+            request can be looked for in what it takes before the pack is built.
 
     Raises:
         StepTooLarge: system, task and tools alone exceed the input budget, and the policy's ``on_invalid`` is not
@@ -60,30 +65,37 @@ def build_pack(
     """
     model = source.request.model
     pack_counter = PackCounter(counter or counter_for(model), cache, recorded, framing=framing_of(model))
-    pack = _build(source, policy, pack_counter)
+    # Thoughts that leave begin a build of their own, which goes on from all of the one before.
+    pack = _build(source, policy, pack_counter, is_cut_due=False, proposes=proposes and not source.binds_thoughts)
     # Without the thoughts all that is sent is chosen anew, since they may have filled much of the window.
     if end := stale_thoughts(pack):
         thoughtless, weighed = source._replace(epoch=replace(source.epoch, thoughts=end)), pack.to_store.chose
-        pack = _build(thoughtless, policy, pack_counter, is_cut_due=any(event.stage == "cut" for event in pack.events))
+        is_cut = any(event.stage == "cut" for event in pack.events)
+        pack = _build(thoughtless, policy, pack_counter, is_cut_due=is_cut, proposes=False)
         to_store = pack.to_store._replace(weighed=weighed)
         pack = pack._replace(source=pack.source._replace(epoch=source.epoch), to_store=to_store)
-    return pack
+    return pack._replace(remaining=None) if source.binds_thoughts else pack
 
 
-def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool = False) -> Pack:
-    """Builds a pack with the signed thoughts that the epoch of its input leaves."""
-    base = start_draft(source, policy, counter)
-    base.is_cut_due = is_cut_due
+def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool, proposes: bool) -> Pack:
+    """Builds a pack with the signed thoughts that the epoch of its input leaves, or proposes one."""
+    start, remaining = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due), source.search.remaining
+    base = start()
     sent_contents = base.history.items
+    if remaining is not None and base.is_worth_choosing_again:
+        base = start(at_cut=True)
+        sent_contents = tuple(item for item in base.history.items if base.position(item) in remaining)
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.
     has_new_choice = base.starts_epoch and not base.epoch.has_chosen and draft.rankings.has_no_duplicates
-    chooses_again = base.is_worth_choosing_again and not has_new_choice
-    if draft.history.cut and chooses_again:
-        base = start_draft(source, policy, counter, at_cut=True)
-        base.is_cut_due = is_cut_due
-        sent_contents, draft = draft.history.items, fit_to_window(base, draft.history.items)
+    is_cut = bool(draft.history.cut) and not base.at_cut
+    remaining = frozenset(map(draft.position, draft.history.items)) if is_cut else None
+    if is_cut and base.is_worth_choosing_again and not has_new_choice:
+        if proposes:
+            return render_pack(draft)._replace(remaining=remaining, is_proposed=True)
+        base, sent_contents = start(at_cut=True), draft.history.items
+        draft = fit_to_window(base, sent_contents)
     for _ in range(_MOST_CHOICES - 1 - base.at_cut):
         if draft.rankings.has_no_duplicates or not content_changed(sent_contents, draft):
             break
@@ -93,10 +105,12 @@ def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cu
         base.instructs = (*draft.instructs, *sorted(absent))
         draft = fit_to_window(base, draft.history.items)
     leave_out_summarized(draft)
-    return render_pack(draft)
+    return render_pack(draft)._replace(remaining=remaining)
 
 
-def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False) -> Draft:
+def start_draft(
+    source: PackInput, policy: PackPolicy, counter: PackCounter, *, at_cut: bool = False, is_cut_due: bool = False
+) -> Draft:
     """Begins a draft with what the call and its epoch determine, before anything is chosen."""
     agent = source.identity._replace(invocation="", call=0, last_event_id="", last_event_time=0.0)
     columns = counter.columns(agent)
@@ -104,6 +118,7 @@ def start_draft(source: PackInput, policy: PackPolicy, counter: PackCounter, *, 
     contents = columns.extend("contents", lambda new: new, source.request.contents)
     source = source._replace(request=source.request._replace(contents=contents))
     draft = Draft(input=source, policy=policy, counter=counter, columns=columns, at_cut=at_cut, step=source.step)
+    draft.is_cut_due = is_cut_due
     draft.raw_tokens = counter.column(columns, contents)
     select_tools(draft)
     limit = source.host.most_window

@@ -238,6 +238,10 @@ class Draft:
         prefix_tokens = self.counter.content(raw) + summary_tokens(self.counter, source.epoch.summary)
         return bool(source.candidates) and prefix_tokens <= _SHORT_PREFIX * source.window
 
+    def position(self, item: Outgoing) -> int:
+        """The place of a content in the host's list."""
+        return self.input.request.positions[item.origin]
+
     def note(self, *events: TruncationEvent) -> None:
         self.account = self.account._replace(events=(*self.account.events, *events))
 

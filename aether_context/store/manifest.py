@@ -256,6 +256,8 @@ class Manifest(Record):
     were searched."""
     recall_room: int = 0
     """Most tokens of turns that come back, since they answer the request; 0 where none may, or the call adds little."""
+    remaining: tuple[tuple[int, int], ...] | None = None
+    """Positions of the contents that a cut left which was proposed for this call; null without one."""
     layer_budgets: Mapping[BudgetName, LayerBudget]
     """The budget of each layer after lending; ``slack_min`` is kept free for the answer."""
     allocation: Mapping[Layer, LayerTokens]

@@ -268,6 +268,7 @@ def _of_input(pack: Pack) -> dict[str, Any]:
         **values_of(source.step, "task_id", "step_id", "role"),
         "searched": searched.turns,
         "recall_room": searched.room,
+        "remaining": None if searched.remaining is None else as_ranges(searched.remaining),
         "embedder": searched.embedder,
         "memory_embedder": searched.memory_embedder,
         "positions": as_ranges(request.positions),

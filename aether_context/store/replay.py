@@ -188,6 +188,7 @@ class Replayer:
             summary=texts[epoch.summary] if epoch.summary else "",
             payloads=tuple(replace(message, text=texts[message.text]) for message in epoch.payloads),
         )
+        remaining = manifest.remaining
         offered = parse_json(texts[manifest.offered], TEXT_DIGITS) if manifest.offered else {}
         return PackInput(
             identity=Identity(**values_of(manifest, *Identity._fields)),
@@ -201,7 +202,13 @@ class Replayer:
             epoch=epoch,
             host=Host(**values_of(manifest, *OF_HOST)),
             usage=Usage(calibration=manifest.calibration, growth=manifest.growth),
-            search=Search(manifest.searched, manifest.embedder, manifest.memory_embedder, manifest.recall_room),
+            search=Search(
+                turns=manifest.searched,
+                embedder=manifest.embedder,
+                memory_embedder=manifest.memory_embedder,
+                room=manifest.recall_room,
+                remaining=None if remaining is None else frozenset(_indices(remaining, len(request.positions))),
+            ),
             problems=tuple(offered.get("problems", ())),
             summaries={key: texts[name] for key, name in manifest.summaries.items()},
             wording=dict(setting.wording),
@@ -224,6 +231,8 @@ class Replayer:
         try:
             source = self.pack_input(manifest)
             source = source if window is None else source._replace(window=window)
+            if policy is not None or window is not None:  # another cut leaves something else
+                source = source._replace(search=source.search._replace(remaining=None))
             resolved = self.resolve(manifest)
             pack = build_pack(source, policy or self.policy(manifest), recorded=resolved.counts)
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:

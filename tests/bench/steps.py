@@ -36,12 +36,12 @@ from aether_context.adk import ContextPackPlugin
 BOUNDS = {
     "append: functions": 2_600, "append: lines": 17_500,
     "message: functions": 9_200, "message: lines": 38_000,
-    "cut: functions": 88_000, "cut: lines": 390_000,
+    "cut: functions": 62_000, "cut: lines": 280_000,
     "live content: functions": 3, "live content: lines": 69,
     "bytes": 6_620, "writes": 1.48, "reads": 0.46,
 }  # fmt: skip
 """A tenth above the figures; they go down with them. These sessions recall turns: their rows are in each receipt,
-and a cut chooses them anew in up to three rounds."""
+and a cut chooses them anew."""
 QUESTIONS = 12
 LIVE = (100, 1_000)
 _numbers = itertools.count(1)

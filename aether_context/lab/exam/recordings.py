@@ -155,7 +155,7 @@ def _calls(replayer: Replayer, manifests: Sequence[Manifest]) -> tuple[RecordedC
         bare = source._replace(
             request=request._replace(contents=(), positions=(), request_index=None),
             candidates=candidates,
-            search=source.search._replace(turns=None),
+            search=source.search._replace(turns=None, remaining=None),
         )
         calls.append(
             RecordedCall(

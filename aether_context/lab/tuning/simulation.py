@@ -278,11 +278,13 @@ class Simulation:
         source = source._replace(search=source.search._replace(room=room))
         if source.request.first_call and source.epoch.cut_count:
             source = self._recalling(call, source, policy, frozenset(source.request.positions), room)
-        pack = build(source)
+        pack = build(source, proposes=True)
+        recalling = source
         if (turn_search := turns_to_find(pack)) is not None:
             recalling = self._recalling(call, source, policy, *turn_search)
-            pack = build(recalling) if recalling.search.turns is not None else pack
-        return pack
+        if recalling is source and not pack.is_proposed:
+            return pack
+        return build(recalling._replace(search=recalling.search._replace(remaining=pack.remaining)))
 
     def _recalling(
         self, call: RecordedCall, source: PackInput, policy: PackPolicy, whole: frozenset[int], room: int
