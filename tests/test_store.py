@@ -282,7 +282,8 @@ def test_where_the_store_is_slow_an_agent_whose_user_is_forgotten_records_whole_
     chat.replays()
 
 
-def test_forgetting_a_user_names_what_it_leaves_to_adks_services(store):
+def test_forgetting_a_user_names_what_it_leaves_to_adks_services(tmp_path):
+    store = PackStore(tmp_path)
     store.write(recording())
     words = ("forget", "--app", "app", "--user", "user")
     assert "ADK's services" not in run(*words, store=store).stderr
