@@ -79,12 +79,12 @@ def build_pack(
 
 def _build(source: PackInput, policy: PackPolicy, counter: PackCounter, *, is_cut_due: bool, proposes: bool) -> Pack:
     """Builds a pack with the signed thoughts that the epoch of its input leaves, or proposes one."""
-    start, remaining = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due), source.search.remaining
+    start, proposed = partial(start_draft, source, policy, counter, is_cut_due=is_cut_due), source.search.remaining
     base = start()
     sent_contents = base.history.items
-    if remaining is not None and base.is_worth_choosing_again:
+    if proposed is not None and base.is_worth_choosing_again:
         base = start(at_cut=True)
-        sent_contents = tuple(item for item in base.history.items if base.position(item) in remaining)
+        sent_contents = tuple(item for item in base.history.items if base.position(item) in proposed)
     draft = fit_to_window(base, sent_contents)
     # What is chosen depends on what the conversation says, that on the cut, and the cut on what is chosen. An epoch
     # that begins at this call has just chosen everything, and would choose the same where nothing was left out as said.

@@ -51,16 +51,19 @@ class View(NamedTuple):
         return printable(self.lines[at])
 
 
-def lines_view(text: str, *, is_said: bool = False) -> View:
-    """A text in lines: those of the JSON or the text that it holds, long ones in pieces. Words around JSON stay words
-    where a person or a model said them."""
+def lines_view(text: str, *, keeps_words: bool = False) -> View:
+    """A text in lines: those of the JSON or the text that it holds, long ones in pieces.
+
+    Args:
+        keeps_words: whether words around JSON stay words, as those of a message have to, and are not read with it.
+    """
     is_long = len(text) > _MOST_WRITTEN
     inside = text if len(text) > _MOST_DECODED else decoded(text)
     parsed = read_json(inside) if len(text) <= _MOST_JSON else None
     # ``str`` of a tool's rows; what was written by hand has lines, and comments in them.
     if parsed is None and inside[:1] in ("[", "{") and "\n" not in inside:
         parsed = (rows, True) if (rows := read_python(inside)) is not None else None
-    if parsed is None and not is_said and len(text) <= _MOST_JSON:
+    if parsed is None and not keeps_words and len(text) <= _MOST_JSON:
         parsed = (framed, True) if (framed := read_inside(inside)) is not None else None
     if parsed is None:
         return View(lines=text_lines(inside), whole=inside if inside != text and not is_long else "")
@@ -130,7 +133,7 @@ def shorten(
         if counter.count(text) <= max_tokens:
             size = text.count("\n") + 1
             return Excerpt(text=text, kept=size, total=size)
-        view = lines_view(text, is_said=True)
+        view = lines_view(text, keeps_words=True)
         lines, places, total = _renumbered(view.lines)
         if view.whole and counter.count(view.whole) <= max_tokens:
             return Excerpt(text=view.whole, kept=total, total=total, ends_early=view.ends_early)
